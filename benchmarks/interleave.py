@@ -1,0 +1,214 @@
+"""Time competitors against each other as live processes, round by round in turn.
+
+On a shared machine the noise of a minute is larger than the differences of interest; taking turns
+gives every competitor the same noise, so that the ratios mean something where the times do not.
+
+    python benchmarks/interleave.py ragged --rounds 20
+    python benchmarks/interleave.py logistic --size '{"clients": 500}' --only drjax,vmap
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import machine
+
+PEERS = Path(__file__).resolve().parent / "peers"
+sys.path.insert(0, str(PEERS))
+
+from environment import PROJECT, PeerUnavailable, python_of  # noqa: E402
+
+# Threads of the previous competitor may spin for a while after their work (OpenMP's do).
+GAP_SECONDS = 0.02
+# Of the norm of the weights. Float32 sums in another order, through ReLUs and many rounds.
+TOLERANCE = {"logistic": 1e-4, "ragged": 1e-4, "cnn": 5e-3}
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """A module of `peers/`, the environment it runs in, and what its `build` is given."""
+
+    name: str
+    peer: str
+    workload: str
+    venv: str = PROJECT
+    size: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class Failed(Exception):
+    """A competitor's process ended; the message is the end of what it wrote."""
+
+
+class Live:
+    """A competitor's worker process."""
+
+    def __init__(self, competitor: Competitor) -> None:
+        self.competitor = competitor
+        self.log = tempfile.TemporaryFile("w+")
+        command = [str(python_of(competitor.venv)), "worker.py", competitor.peer]
+        command += [competitor.workload, json.dumps(competitor.size)]
+        self.process = subprocess.Popen(
+            command,
+            cwd=PEERS,
+            env={**os.environ, **competitor.env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+        try:
+            self.ready = self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def play(self, i: int) -> dict[str, float]:
+        """Run round i and wait for it."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps({"round": i}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the process is gone: `_answer` says why
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process: at the end of its input it leaves by itself."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.log.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.log.seek(0)
+            raise Failed(self.log.read().strip()[-800:] or "it said nothing")
+        return json.loads(line)
+
+
+def run(
+    competitors: list[Competitor], rounds: int = 20, warmup: int = 2
+) -> dict[str, dict[str, Any]]:
+    """Median milliseconds a round, seconds of the first round and checksum, by competitor.
+
+    A competitor that cannot be installed or that fails is left out, visibly. `agrees` is false
+    where the weights of any round differ from those of most competitors.
+    """
+    live: dict[str, Live] = {}
+    answers: dict[str, list[dict[str, float]]] = {}
+    try:
+        for competitor in competitors:
+            try:
+                live[competitor.name] = Live(competitor)
+                answers[competitor.name] = []
+            except (PeerUnavailable, Failed) as reason:
+                _skip(competitor.name, reason)
+        for i in range(warmup + rounds):
+            names = list(live)
+            turn = i % len(names) if names else 0  # nobody always follows the same neighbour
+            for name in names[turn:] + names[:turn]:
+                time.sleep(GAP_SECONDS)
+                try:
+                    answers[name].append(live[name].play(i))
+                except Failed as reason:
+                    _skip(name, reason)
+                    live.pop(name).close()
+                    answers.pop(name)
+        versions = {name: one.ready["versions"] for name, one in live.items()}
+    finally:
+        for one in live.values():
+            one.close()
+    off = _disagreement(answers)
+    tolerance = {c.name: TOLERANCE[c.workload] for c in competitors}
+    results = {}
+    for name, given in answers.items():
+        timed = [answer["seconds"] for answer in given[warmup:]]
+        results[name] = {
+            "median_ms": statistics.median(timed) * 1e3,
+            "best_ms": min(timed) * 1e3,
+            "first_s": given[0]["seconds"],
+            "checksum": given[-1]["checksum"],
+            "agrees": off[name] <= tolerance[name],
+            "off": off[name],
+            "versions": versions[name],
+        }
+        if not results[name]["agrees"]:
+            print(f"[interleave] {name}: DISAGREES, by {off[name]:.1e} of the norm", flush=True)
+    return results
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The results as a Markdown table, slowest first."""
+    rows = ["| competitor | median ms | best ms | x fastest | first round s | weights |"]
+    rows += ["|---|---|---|---|---|---|"]
+    fastest = min((r["median_ms"] for r in results.values()), default=1.0)
+    for name, r in sorted(results.items(), key=lambda item: -item[1]["median_ms"]):
+        weights = "agree" if r["agrees"] else f"DIFFER ({r['off']:.0e})"
+        rows += [
+            f"| {name} | {r['median_ms']:.2f} | {r['best_ms']:.2f} | "
+            f"{r['median_ms'] / fastest:.2f} | {r['first_s']:.2f} | {weights} |"
+        ]
+    return "\n".join(rows)
+
+
+def _disagreement(answers: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+    # Against the median, so that one wrong competitor does not make all the others look wrong.
+    worst = dict.fromkeys(answers, 0.0)
+    for given in zip(*answers.values(), strict=True):
+        middle = statistics.median_low([answer["checksum"] for answer in given])
+        norm = statistics.median_low([answer["norm"] for answer in given])
+        for name, answer in zip(answers, given, strict=True):
+            distance = abs(answer["checksum"] - middle) / max(norm, 1e-12)
+            # A NaN compares false with everything; it must not pass for agreement.
+            worst[name] = max(worst[name], distance) if distance == distance else float("inf")
+    return worst
+
+
+def _skip(name: str, reason: Exception) -> None:
+    print(f"[interleave] {name}: SKIPPED, {type(reason).__name__}: {reason}", flush=True)
+
+
+def main() -> None:
+    """The command line: one workload, all of its competitors or some of them."""
+    from table import WORKLOADS, competitors
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--size", type=json.loads, default={}, help='such as {"clients": 500}')
+    parser.add_argument("--only", help="names, or parts of names, with commas between them")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=2)
+    options = parser.parse_args()
+    chosen = competitors(options.workload, **options.size)
+    if options.only:
+        wanted = options.only.split(",")
+        chosen = [c for c in chosen if any(part in c.name for part in wanted)]
+    before = machine.describe()
+    results = run(chosen, options.rounds, options.warmup)
+    print(before, f"\n{options.workload} {options.size or ''}\n\n{table(results)}", sep="\n")
+
+
+if __name__ == "__main__":
+    main()

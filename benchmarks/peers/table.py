@@ -1,0 +1,46 @@
+"""Who competes on what. A new competitor joins by a row here and a module beside this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from interleave import Competitor
+
+# competitor: (peer module, environment, options of its build)
+Row = tuple[str, str, dict[str, Any]]
+ROWS: dict[str, dict[str, Row]] = {
+    "logistic": {
+        "drjax": ("with_drjax", "drjax", {}),
+        "drjax, 2 devices": ("with_drjax", "drjax", {"devices": 2}),
+        "jax vmap of scan": ("plain_logistic", "project", {"variant": "scan"}),
+        "jax vmap of fori_loop": ("plain_logistic", "project", {"variant": "fori"}),
+        "jax vmap, unrolled": ("plain_logistic", "project", {"variant": "unrolled"}),
+        "jax dealt, 2 devices": ("plain_logistic", "project", {"variant": "dealt"}),
+        "jax best": ("plain_logistic", "project", {"variant": "best"}),
+    },
+    "ragged": {
+        "fedjax pmap": ("with_fedjax", "fedjax", {"backend": "pmap", "devices": 2}),
+        "fedjax jit": ("with_fedjax", "fedjax", {}),
+        "fedjax jit, jax 0.4.25": ("with_fedjax", "fedjax_old", {}),
+        "drjax padded": ("with_drjax", "drjax", {}),
+        "drjax padded, 2 devices": ("with_drjax", "drjax", {"devices": 2}),
+        "jax loop": ("plain_ragged", "project", {"variant": "loop"}),
+        "jax padded": ("plain_ragged", "project", {"variant": "padded"}),
+        "jax sequential": ("plain_ragged", "project", {"variant": "sequential"}),
+        "jax blocks of 10": ("plain_ragged", "project", {"variant": "blocks"}),
+        "jax shard_map": ("plain_ragged", "project", {"variant": "shard_map"}),
+        "jax dealt, 2 devices": ("plain_ragged", "project", {"variant": "dealt"}),
+        "jax best": ("plain_ragged", "project", {"variant": "best"}),
+    },
+}
+WORKLOADS = tuple(ROWS)
+
+
+def competitors(workload: str, **size: Any) -> list[Competitor]:
+    """All competitors of a workload at the given size."""
+    if workload == "logistic":
+        size = {"clients": 50, **size}
+    return [
+        Competitor(name, peer, workload, venv, {**size, **options})
+        for name, (peer, venv, options) in ROWS[workload].items()
+    ]

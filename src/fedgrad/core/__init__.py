@@ -1,0 +1,1 @@
+"""Programs with placed values: placements, the two primitives, tracing and checking."""

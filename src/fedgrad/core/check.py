@@ -1,0 +1,382 @@
+"""From a jaxpr to a graph: give every value a placement, and refuse programs that mix them.
+
+The law of this pass: in the graph that it returns, all inputs of an equation are at one placement
+(or anywhere), a broadcast goes from the server to clients, a sum from clients to the server.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.core.errors import PlacementError, PlanError
+from fedgrad.core.graph import Equation, Graph, Value
+from fedgrad.core.placement import ANYWHERE, SERVER, is_client
+from fedgrad.core.primitives import (
+    CALLS,
+    CUSTOM_DERIVATIVES,
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    broadcast_p,
+    closed,
+    foreign_axis,
+    index_placement,
+    inner_jaxprs,
+    jax_primitives,
+    sum_p,
+    where,
+)
+
+# A captured array of more scalars than this is data of the server, not a constant of the program:
+# client code that used it would make every client download it, unseen.
+CAPTURE_LIMIT = 1024
+
+
+def check(
+    jaxpr: ClosedJaxpr, inputs: Sequence[Value], nested: bool = False, keep_custom: bool = False
+) -> Graph:
+    """Place every value of a traced program.
+
+    `nested`: the program is traced within another one, which will itself be checked; then the
+    placement of what it captures is the outer program's affair. `keep_custom`: leave functions
+    with custom derivatives whole even if they communicate, for those who will differentiate them.
+    """
+    reader = _Reader(nested, keep_custom)
+    outputs = reader.run(jaxpr, inputs, None)
+    return Graph(tuple(inputs), tuple(reader.equations), tuple(outputs), reader.indices)
+
+
+class _Reader:
+    """Reads equations one by one; keeps what it has made, so that equal work is done once."""
+
+    def __init__(self, nested: bool, keep_custom: bool) -> None:
+        self.nested, self.keep_custom = nested, keep_custom
+        self.equations: list[Equation] = []
+        self.indices: dict[str, Value] = {}
+        self.made: dict[Any, tuple[Value, ...]] = {}
+        self.literals: dict[Any, Value] = {}
+
+    def run(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value], source: Any) -> list[Value]:
+        """Read a jaxpr in place; `source` overrides where its equations come from."""
+        env: dict[Any, Value] = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
+        for var, constant in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
+            env[var] = self.captured(var.aval, constant)
+
+        def value(atom: Any) -> Value:
+            return self.literal(atom) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.jaxpr.eqns:
+            outputs = self.equation(eqn, [value(v) for v in eqn.invars], source or eqn.source_info)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+        return [value(v) for v in jaxpr.jaxpr.outvars]
+
+    def literal(self, literal: Literal) -> Value:
+        array = np.asarray(literal.val)
+        key = (str(literal.aval), array.tobytes())
+        if key not in self.literals:
+            self.literals[key] = Value(literal.aval, ANYWHERE, constant=literal.val)
+        return self.literals[key]
+
+    def captured(self, aval: Any, constant: Any) -> Value:
+        key = id(constant)
+        if key not in self.literals:
+            traced = isinstance(constant, jax.core.Tracer)
+            of_server = not self.nested and (traced or aval.size > CAPTURE_LIMIT)
+            at = SERVER if of_server else ANYWHERE
+            name = f"a captured array of shape {aval.shape}" if of_server else ""
+            self.literals[key] = Value(aval, at, origin=name, constant=constant)
+        return self.literals[key]
+
+    # --- one equation ---------------------------------------------------------------------
+
+    def equation(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Sequence[Value]:
+        primitive = eqn.primitive
+        if primitive in (broadcast_p, sum_p):
+            return self.communication(eqn, inputs[0], source)
+        if (name := index_placement(primitive, eqn.params)) is not None:
+            return [self.index(name, eqn.outvars[0].aval)]
+        if foreign_axis(primitive, eqn.params):
+            raise PlacementError(
+                f"{where(source)}: {primitive.name} talks across clients. Only fg.sum and "
+                "fg.broadcast can; everything else sees one client."
+            )
+        speaks = communicates(eqn.params)
+        mixed = len({v.at for v in inputs} - {ANYWHERE}) > 1
+        if speaks or (mixed and inner_jaxprs(eqn.params)):
+            if primitive in CALLS and not (self.keep_custom and primitive in CUSTOM_DERIVATIVES):
+                # jnp's own jitted functions are traced once for all callers: show the call's line.
+                inner = closed(eqn.params[CALLS[primitive]])
+                return self.run(inner, inputs, None if speaks else source)
+            if primitive in _CONTROL_FLOW or primitive in CUSTOM_DERIVATIVES:
+                return self.control_flow(eqn, inputs, source)
+            if speaks:
+                raise PlanError(
+                    f"{where(source)}: fg.broadcast or fg.sum inside of {primitive.name} is not "
+                    "supported. Use jit, scan, while_loop, cond, switch, checkpoint, custom_jvp or "
+                    "custom_vjp around communication."
+                )
+        index_names = _indices_inside(eqn.params)
+        inputs = inputs + [self.index(name, None) for name in index_names]
+        at = self.join(inputs, primitive.name, source)
+        return self.add(eqn, inputs, at, source)
+
+    def add(self, eqn: JaxprEqn, inputs: list[Value], at: str, source: Any) -> Sequence[Value]:
+        """Append a local equation, or find that the same one has been made before."""
+        try:
+            params = tuple(sorted(eqn.params.items()))
+            key = (eqn.primitive, hash(params) and params, tuple(inputs))
+        except TypeError:
+            key = None
+        if eqn.effects:
+            key = None
+        if key is not None and key in self.made:
+            return self.made[key]
+        origin = (eqn.primitive.name, source)
+        outputs = tuple(Value(v.aval, at, origin) for v in eqn.outvars)
+        self.equations.append(
+            Equation(
+                eqn.primitive, eqn.params, tuple(inputs), outputs, at, source, bool(eqn.effects)
+            )
+        )
+        if key is not None:
+            self.made[key] = outputs
+        return outputs
+
+    def communication(self, eqn: JaxprEqn, x: Value, source: Any) -> Sequence[Value]:
+        placement = eqn.params["placement"]
+        if eqn.primitive is broadcast_p:
+            if is_client(x.at):
+                raise PlacementError(
+                    f"{where(source)}: fg.broadcast takes a value of the server, but "
+                    f"{describe(x)} is at {x.at}. "
+                    + (
+                        "It is there already: use it as it is."
+                        if x.at == placement
+                        else "Sum it first: only sums leave clients."
+                    )
+                )
+            return self.add(eqn, [x], placement, source)
+        if x.at == SERVER:
+            raise PlacementError(
+                f"{where(source)}: fg.sum takes a value of clients, but {describe(x)} is at the "
+                "server. Use it as it is, or fg.broadcast it first if every client should add it."
+            )
+        if is_client(x.at) and x.at != placement:
+            raise PlacementError(
+                f"{where(source)}: fg.sum(..., at={placement}) of {describe(x)}, which is at "
+                f"{x.at}. Write at={x.at}."
+            )
+        if x.at == ANYWHERE and not _is_one(x):
+            return self.constant_sum(x, placement, source)
+        return self.add(eqn, [x], SERVER, source)
+
+    def constant_sum(self, x: Value, placement: str, source: Any) -> Sequence[Value]:
+        # The sum of a constant is the constant times the number of clients, which is sent once.
+        def times_count(x: jax.Array) -> jax.Array:
+            count = sum_p.bind(jnp.int32(1), placement=placement)
+            return x * count.astype(x.dtype)
+
+        jaxpr = jax.make_jaxpr(times_count)(jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype))
+        return self.run(jaxpr, [x], source)
+
+    def index(self, placement: str, aval: Any) -> Value:
+        if placement not in self.indices:
+            aval = aval or jax.typeof(jnp.int32(0))
+            self.indices[placement] = Value(aval, placement, origin="the client's index")
+        return self.indices[placement]
+
+    def join(self, inputs: Sequence[Value], operation: str, source: Any) -> str:
+        """The one placement of these inputs."""
+        placed: dict[str, Value] = {}
+        for v in inputs:
+            if v.at != ANYWHERE:
+                placed.setdefault(v.at, v)
+        if len(placed) > 1:
+            _refuse_mix(placed, operation, source)
+        return next(iter(placed), ANYWHERE)
+
+    # --- control flow that communicates ---------------------------------------------------
+
+    def control_flow(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Sequence[Value]:
+        read = _CONTROL_FLOW.get(eqn.primitive, _Reader.custom)
+        bodies, placements = read(self, eqn, inputs, source)
+        origin = (eqn.primitive.name, source)
+        outputs = tuple(
+            Value(v.aval, at, origin) for v, at in zip(eqn.outvars, placements, strict=True)
+        )
+        self.equations.append(
+            Equation(
+                eqn.primitive,
+                eqn.params,
+                tuple(inputs),
+                outputs,
+                "",
+                source,
+                bool(eqn.effects),
+                tuple(bodies),
+            )
+        )
+        return outputs
+
+    def body(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value]) -> Graph:
+        reader = _Reader(self.nested, self.keep_custom)
+        # A body asks for the client's index through the outer graph, which has it as an input.
+        reader.indices = self.indices
+        outputs = reader.run(jaxpr, inputs, None)
+        return Graph(tuple(inputs), tuple(reader.equations), tuple(outputs), self.indices)
+
+    def scan(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
+        consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        jaxpr = closed(eqn.params["jaxpr"])
+        avals = [v.aval for v in jaxpr.jaxpr.invars]
+        at = [v.at for v in inputs]
+        while True:  # a carry that starts anywhere may turn out to live somewhere: to a fixed point
+            fresh = [
+                Value(aval, place, v.origin, v.shared and i < consts, _known(v, i < consts))
+                for i, (aval, place, v) in enumerate(zip(avals, at, inputs, strict=True))
+            ]
+            graph = self.body(jaxpr, fresh)
+            after = [v.at for v in graph.outputs]
+            joined = [
+                _join_carry(a, b, source)
+                for a, b in zip(at[consts : consts + carry], after[:carry], strict=True)
+            ]
+            if joined == at[consts : consts + carry]:
+                return [graph], joined + after[carry:]
+            at[consts : consts + carry] = joined
+
+    def while_(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        cond, body = closed(eqn.params["cond_jaxpr"]), closed(eqn.params["body_jaxpr"])
+        consts, init = inputs[: n_cond + n_body], inputs[n_cond + n_body :]
+        at = [v.at for v in init]
+        while True:
+            carry = [
+                Value(u.aval, place, v.origin) for place, u, v in zip(at, init, init, strict=True)
+            ]
+            body_graph = self.body(body, [_inner(v) for v in consts[n_cond:]] + carry)
+            joined = [
+                _join_carry(a, v.at, source) for a, v in zip(at, body_graph.outputs, strict=True)
+            ]
+            if joined == at:
+                break
+            at = joined
+        carry = [Value(v.aval, place, v.origin) for place, v in zip(at, init, strict=True)]
+        cond_graph = self.body(cond, [_inner(v) for v in consts[:n_cond]] + carry)
+        _refuse_client_predicate(cond_graph.outputs[0], "while_loop", source)
+        return [cond_graph, body_graph], at
+
+    def cond(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
+        speaks = communicates(eqn.params)
+        if not speaks:  # no communication: one side runs it, so that side needs everything
+            self.join(inputs, "cond", source)
+        _refuse_client_predicate(inputs[0], "cond", source)
+        graphs = [
+            self.body(closed(b), [_inner(v) for v in inputs[1:]]) for b in eqn.params["branches"]
+        ]
+        placements = [v.at for v in graphs[0].outputs]
+        for graph in graphs[1:]:
+            placements = [
+                _join_carry(a, v.at, source) for a, v in zip(placements, graph.outputs, strict=True)
+            ]
+        # Which branch is taken is the server's knowledge, so a constant result is at the server.
+        return graphs, [SERVER if p == ANYWHERE else p for p in placements]
+
+    def custom(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
+        graph = self.body(
+            closed(eqn.params[CALLS[eqn.primitive]]), [_inner(v) for v in inputs]
+        )
+        return [graph], [v.at for v in graph.outputs]
+
+
+_CONTROL_FLOW = {
+    jax_primitives.scan_p: _Reader.scan,
+    jax_primitives.while_p: _Reader.while_,
+    jax_primitives.cond_p: _Reader.cond,
+}
+
+
+def communicates(params: dict[str, Any]) -> bool:
+    return any(
+        eqn.primitive in (broadcast_p, sum_p) or communicates(eqn.params)
+        for jaxpr in inner_jaxprs(params)
+        for eqn in jaxpr.eqns
+    )
+
+
+def describe(value: Value) -> str:
+    """How an error message calls a value."""
+    if isinstance(value.origin, str):
+        return value.origin or "a constant"
+    primitive, source = value.origin
+    return f"the result of {primitive} ({where(source)})"
+
+
+def _indices_inside(params: dict[str, Any]) -> list[str]:
+    names: dict[str, None] = {}
+    for jaxpr in inner_jaxprs(params):
+        for eqn in jaxpr.eqns:
+            name = index_placement(eqn.primitive, eqn.params)
+            names.update(dict.fromkeys(_indices_inside(eqn.params) + ([name] if name else [])))
+    return list(names)
+
+
+def _is_one(x: Value) -> bool:
+    return x.constant is not None and x.aval.shape == () and bool(x.constant == 1)
+
+
+def _known(v: Value, is_const: bool) -> Any:
+    return v.constant if is_const else None
+
+
+def _inner(v: Value) -> Value:
+    """The same value, as an input of a body."""
+    return Value(v.aval, v.at, v.origin, v.shared, v.constant)
+
+
+def _join_carry(before: str, after: str, source: Any) -> str:
+    if before == ANYWHERE or before == after:
+        return after
+    if after == ANYWHERE:
+        return before
+    raise PlacementError(
+        f"{where(source)}: a value carried around this loop (or returned by this cond) is at "
+        f"{before} on one path and at {after} on the other. Give it one placement: fg.broadcast "
+        "or fg.sum it on one of them."
+    )
+
+
+def _refuse_client_predicate(predicate: Value, operation: str, source: Any) -> None:
+    if is_client(predicate.at):
+        raise PlacementError(
+            f"{where(source)}: the {operation} around communication branches on "
+            f"{describe(predicate)}, which is at {predicate.at}: every client would decide for "
+            "itself what all of them do. Decide at the server, for example on fg.mean(...) or "
+            "fg.sum(...) of it."
+        )
+
+
+def _refuse_mix(placed: dict[str, Value], operation: str, source: Any) -> NoReturn:
+    if SERVER in placed:
+        server = placed.pop(SERVER)
+        place, client = next(iter(placed.items()))
+        at = "" if place == "clients" else f", at={place}"
+        name = server.origin if isinstance(server.origin, str) and server.origin else "it"
+        why = ""
+        if server.constant is not None:
+            why = " Every client would have to download it, and nothing would show that."
+            name = "it"
+        raise PlacementError(
+            f"{where(source)}: {operation}: {describe(server)} is at the server but is used "
+            f"together with {describe(client)}, which is at {place}.{why} Send it there first: "
+            f"fg.broadcast({name}{at})."
+        )
+    (a, x), (b, y) = list(placed.items())[:2]
+    raise PlacementError(
+        f"{where(source)}: {operation}: {describe(x)} is at {a} but is used together with "
+        f"{describe(y)}, which is at {b}. Clients cannot see each other: sum one of them to the "
+        "server and broadcast it from there."
+    )

@@ -1,0 +1,166 @@
+"""Clients of different sizes: a population is stored once, a cohort is a choice of clients from it."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.core.errors import CohortError
+from fedgrad.core.examples import Examples
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cohort:
+    """A choice of clients from a population. A program's client code sees each as `fg.Examples`.
+
+    It holds the population's store (not a copy) and three small vectors, so a new cohort of the
+    same size moves no data and compiles nothing.
+    """
+
+    store: Any
+    offset: jax.Array
+    count: jax.Array
+    index: jax.Array
+    capacity: int = field(metadata={"static": True})
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def __repr__(self) -> str:
+        return f"Cohort({len(self)} clients of at most {self.capacity} examples)"
+
+
+@dataclass(frozen=True, repr=False)
+class Population:
+    """All clients, their examples stored once. Make one with `fg.population`."""
+
+    everyone: Cohort
+    counts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __repr__(self) -> str:
+        return f"Population({len(self)} clients, {int(self.counts.sum())} examples)"
+
+    def sample(self, key: jax.Array, size: int) -> Cohort:
+        """A cohort of `size` different clients, drawn uniformly."""
+        if not 1 <= size <= len(self):
+            raise CohortError(
+                f"Cannot sample {size} of {len(self)} clients. Ask for 1 to {len(self)}."
+            )
+        return self._chosen(_draw(self._vectors, key, size))
+
+    def select(self, clients: Any) -> Cohort:
+        """The cohort of these clients, by their index in the population."""
+        clients = np.asarray(clients)
+        if clients.ndim != 1 or clients.size == 0 or not np.issubdtype(clients.dtype, np.integer):
+            raise CohortError(f"Select clients by a non-empty vector of indices, got {clients!r}.")
+        if clients.min() < 0 or clients.max() >= len(self):
+            raise CohortError(
+                f"There are {len(self)} clients, numbered from 0; got {clients.min()} to "
+                f"{clients.max()}."
+            )
+        return self._chosen(_take(self._vectors, jnp.asarray(clients, jnp.int32)))
+
+    @property
+    def _vectors(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return self.everyone.offset, self.everyone.count, self.everyone.index
+
+    def _chosen(self, vectors: tuple[jax.Array, jax.Array, jax.Array]) -> Cohort:
+        return Cohort(self.everyone.store, *vectors, self.everyone.capacity)
+
+
+def population(clients: Sequence[Any]) -> Population:
+    """Store clients, one pytree of examples each (leaves with a leading example axis), once.
+
+    On several local devices the store is put on each of them, so that no round moves data.
+    """
+    counts = _counts(clients)
+    capacity = int(counts.max())
+    offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
+
+    def stored(*leaves: Any) -> jax.Array:
+        first = np.asarray(leaves[0])
+        spare = np.zeros((capacity, *first.shape[1:]), first.dtype)
+        return _everywhere(np.concatenate([*map(np.asarray, leaves), spare]))
+
+    return Population(
+        Cohort(
+            store=jax.tree.map(stored, *clients),
+            offset=_everywhere(offsets.astype(np.int32)),
+            count=_everywhere(counts.astype(np.int32)),
+            index=_everywhere(np.arange(len(counts), dtype=np.int32)),
+            capacity=capacity,
+        ),
+        counts,
+    )
+
+
+def cohort(clients: Sequence[Any]) -> Cohort:
+    """Clients of different sizes from a list, one entry per client, for one call of a program."""
+    return population(clients).everyone
+
+
+def view(cohort: Cohort) -> Examples:
+    """One client's view; its leaves keep the clients' axis where they have one."""
+    return Examples(cohort.store, cohort.offset, cohort.count, cohort.capacity)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _draw(vectors: Any, key: jax.Array, size: int) -> Any:
+    clients = jax.random.permutation(key, len(vectors[0]))[:size]
+    return jax.tree.map(lambda leaf: leaf[clients], vectors)
+
+
+@jax.jit
+def _take(vectors: Any, clients: jax.Array) -> Any:
+    return jax.tree.map(lambda leaf: leaf[clients], vectors)
+
+
+def _everywhere(x: np.ndarray) -> jax.Array:
+    devices = jax.local_devices()
+    if len(devices) == 1:
+        return jnp.asarray(x)
+    mesh = jax.sharding.Mesh(devices, ("devices",))
+    return jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+
+
+def _counts(clients: Sequence[Any]) -> np.ndarray:
+    if isinstance(clients, dict) or not hasattr(clients, "__len__"):
+        raise CohortError(
+            f"Clients are a list with one pytree for each, got {type(clients).__name__}. "
+            "Write fg.population([client_0, client_1, ...])."
+        )
+    if not len(clients):
+        raise CohortError("There are no clients: the list is empty.")
+    tree = jax.tree.structure(clients[0])
+    counts = []
+    for i, client in enumerate(clients):
+        if jax.tree.structure(client) != tree:
+            raise CohortError(
+                f"Client {i} has another structure than client 0: {jax.tree.structure(client)} "
+                f"and {tree}. Give every client the same pytree."
+            )
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(client)]
+        sizes = {shape[0] if shape else None for shape in shapes}
+        if len(sizes) != 1 or None in sizes:
+            raise CohortError(
+                f"Every leaf of a client has one row per example; client {i} has leaves of shapes "
+                f"{shapes}."
+            )
+        if sizes == {0}:
+            raise CohortError(f"Client {i} has no examples. Leave it out.")
+        for here, first in zip(shapes, jax.tree.leaves(clients[0]), strict=True):
+            if here[1:] != np.shape(first)[1:]:
+                raise CohortError(
+                    f"Examples of client {i} have shape {here[1:]}, those of client 0 "
+                    f"{np.shape(first)[1:]}. Only the number of examples may differ."
+                )
+        counts.append(sizes.pop())
+    return np.asarray(counts)

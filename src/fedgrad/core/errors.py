@@ -1,0 +1,30 @@
+"""Typed errors. A message says what is wrong, where in the user's code, what was found, and the fix."""
+
+
+class FederatedError(Exception):
+    """Base class of every error that fedgrad raises on purpose."""
+
+
+class PlacementError(FederatedError):
+    """A value is used at a placement where it is not."""
+
+
+class CohortError(FederatedError):
+    """The clients handed to a program do not fit together: none, or different numbers of them."""
+
+
+class ArgumentError(FederatedError, TypeError):
+    """An argument of a program is missing, unknown, or of a kind that cannot be placed."""
+
+
+class PlanError(FederatedError):
+    """A program cannot be planned, or cannot be run in the way that was asked for."""
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A hint for an unknown name: the closest known one, and all of them."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Known: {', '.join(sorted(known)) or 'none'}."

@@ -1,0 +1,98 @@
+"""The data of one client when clients have different amounts of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Carry = TypeVar("Carry")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Examples:
+    """One client's examples, as client code sees them: `count` of them, read by index.
+
+    In simulation this is a view of a store that all clients share, so a client costs two integers;
+    on a real node it is the node's own arrays. `capacity` is the most examples that any client of
+    the population has: a static bound on `count`.
+    """
+
+    store: Any
+    offset: jax.Array
+    count: jax.Array
+    capacity: int = field(metadata={"static": True})
+
+    def take(self, indices: jax.Array) -> Any:
+        """The examples at these indices; an index past the end gives the last example."""
+        rows = self.offset + jnp.clip(indices, 0, self.count - 1)
+        return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), self.store)
+
+    def batch(self, start: Any, size: int) -> tuple[Any, jax.Array]:
+        """Examples start ... start + size - 1, and which of them exist (the others are arbitrary)."""
+        mask = start + jnp.arange(size) < self.count
+        if size > self.capacity:
+            return self.take(start + jnp.arange(size)), mask
+        # The store has `capacity` spare rows at its end, so that a slice is never shifted back.
+        begin = self.offset + start
+        rows = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, begin, size), self.store
+        )
+        return rows, mask
+
+    def shuffled(self, key: jax.Array) -> jax.Array:
+        """A random order of the indices 0 ... count - 1, followed by those that do not exist."""
+        index = jnp.arange(self.capacity)
+        random = jax.random.uniform(key, (self.capacity,))
+        return jnp.argsort(jnp.where(index < self.count, random, 2.0))
+
+    def fold(
+        self,
+        step: Callable[[Carry, Any, jax.Array], Carry],
+        carry: Carry,
+        batch_size: int,
+        epochs: int = 1,
+        key: jax.Array | None = None,
+    ) -> Carry:
+        """`carry = step(carry, batch, mask)` over this client's batches, in data order or shuffled.
+
+        A client with 53 examples and batches of 10 does 6 steps, the last with a mask of 3. The
+        loop can be differentiated in every mode; where nothing is pulled back through it, the
+        executor ends it after this client's last batch instead of the largest client's.
+        """
+        batches = -(-self.count // batch_size)
+        most = -(-self.capacity // batch_size)
+
+        def take(i: jax.Array) -> tuple[Any, jax.Array]:
+            epoch, start = i // batches, i % batches * batch_size
+            if key is None:
+                return self.batch(start, batch_size)
+            order = orders[epoch] if epochs > 1 else orders[0]
+            index = jnp.take(order, start + jnp.arange(batch_size), mode="clip")
+            return self.take(index), start + jnp.arange(batch_size) < self.count
+
+        if key is not None:
+            orders = jax.vmap(self.shuffled)(jax.random.split(key, epochs))
+        return repeat(lambda i, c: step(c, *take(i)), carry, batches * epochs, most * epochs)
+
+
+def repeat(
+    step: Callable[[jax.Array, Carry], Carry], carry: Carry, times: jax.Array, most: int
+) -> Carry:
+    """`for i in range(times): carry = step(i, carry)` with `times <= most`, differentiable.
+
+    It is traced as a scan of static length whose steps past `times` do nothing. The local executor
+    knows this form and runs it with a dynamic trip count (executors/loops.py).
+    """
+
+    times = jnp.asarray(times, jnp.int32)
+
+    def body(state: tuple[jax.Array, Carry], _: None) -> tuple[tuple[jax.Array, Carry], None]:
+        i, inner = state
+        inner = jax.lax.cond(i < times, lambda c: step(i, c), lambda c: c, inner)
+        return (i + 1, inner), None
+
+    (_, carry), _ = jax.lax.scan(body, (jnp.int32(0), carry), None, length=most)
+    return carry

@@ -1,0 +1,117 @@
+"""What a program says: broadcast, sum, and what follows from them. All take any pytree."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.core.errors import ArgumentError, PlacementError
+from fedgrad.core.placement import CLIENTS, Placement
+from fedgrad.core.primitives import broadcast_p, client_index, inside, sum_p
+
+
+def broadcast(x: Any, at: Placement = CLIENTS) -> Any:
+    """Send a server value to every client of a placement. Any leaf that JAX knows can be sent."""
+    _require_inside("broadcast", at)
+    return jax.tree.map(lambda leaf: broadcast_p.bind(_array(leaf), placement=at.name), x)
+
+
+def sum(x: Any, at: Placement = CLIENTS) -> Any:
+    """Sum a client value over all clients of its placement; the result is at the server.
+
+    Floating and complex dtypes are kept (float16 and bfloat16 are accumulated in float32).
+    Integers and bools are widened first, as `jnp.sum` does, so that small ones cannot overflow:
+    bool and signed to int32 (int64 under x64), unsigned to uint32 (uint64).
+    """
+    _require_inside("sum", at)
+    return jax.tree.map(lambda leaf: sum_p.bind(_summable(leaf), placement=at.name), x)
+
+
+def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.0) -> Any:
+    """Mean over the clients: `sum(x) / sum(1)`, or `sum(w x) / sum(w)` with scalar weights.
+
+    A client of weight 0 does not count at all, even if its `x` is NaN: so a client is dropped by
+    giving it weight 0. If nobody counts (all weights are zero), the mean is `empty`, with a zero
+    derivative. Integers are averaged as floats. However many means a program takes, the number
+    of clients, and the sum of the same weights, is sent once.
+    """
+    if weights is None:
+        count = sum(jnp.int32(1), at)
+        return jax.tree.map(lambda s: _ratio(s, count, empty), sum(_floating(x), at))
+    weights = _array(weights)
+    if weights.shape:
+        raise ArgumentError(
+            f"fg.mean takes one weight per client, so a scalar in the view of one client; got "
+            f"shape {weights.shape}. Multiply first if you mean an elementwise product."
+        )
+    total = sum(weights, at)
+    counts = weights != 0
+
+    def weighted(leaf: jax.Array) -> jax.Array:
+        # 0 * NaN is NaN, so what a dropped client may not send is zeroed first. Finite values stay:
+        # the derivative with respect to a weight that is 0 needs them.
+        kept = jnp.where(counts | jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf))
+        return weights.astype(leaf.dtype) * kept
+
+    sums = sum(jax.tree.map(weighted, _floating(x)), at)
+    return jax.tree.map(lambda s: _ratio(s, total, empty), sums)
+
+
+def client_key(key: jax.Array, at: Placement = CLIENTS) -> jax.Array:
+    """Each client's own PRNG key, from one key of the server: the same key is sent to all.
+
+    The client folds in its own index. In a cohort sampled from a population that is the client's
+    index in the population, so its key does not depend on who else was sampled.
+    """
+    if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+        raise ArgumentError(f"fg.client_key takes a typed key, jax.random.key(0); got {key!r}.")
+    return jax.random.fold_in(broadcast(key, at), client_index(at.name))
+
+
+def _require_inside(operation: str, at: Placement) -> None:
+    if not isinstance(at, Placement):
+        raise ArgumentError(f"fg.{operation}(..., at=) takes a fg.Placement, got {at!r}.")
+    if not inside():
+        raise PlacementError(
+            f"fg.{operation} was called outside of a program, where there are no clients. "
+            f"Call it in a function decorated with @fg.program(argument=fg.CLIENTS)."
+        )
+    if not inside(at.name):
+        raise PlacementError(
+            f"fg.{operation}(..., at={at.name}): no argument of this program is at {at.name}, so "
+            f"nobody knows who these clients are. Name one: @fg.program(argument={at!r})."
+        )
+
+
+def _array(leaf: Any) -> jax.Array:
+    try:
+        return leaf if hasattr(leaf, "aval") else jnp.asarray(leaf)
+    except TypeError:
+        raise ArgumentError(
+            f"Only arrays, numbers and keys can be sent, got {type(leaf).__name__}: {leaf!r}. "
+            "Keep other things outside of the pytree."
+        ) from None
+
+
+def _summable(leaf: Any) -> jax.Array:
+    leaf = _array(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        raise ArgumentError("fg.sum: PRNG keys cannot be summed. Sum what you drew with them.")
+    if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.bool_:
+        return leaf.astype(jax.eval_shape(jnp.sum, leaf).dtype)
+    return leaf
+
+
+def _floating(x: Any) -> Any:
+    def cast(leaf: Any) -> jax.Array:
+        leaf = _summable(leaf)
+        return leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype(float)
+
+    return jax.tree.map(cast, x)
+
+
+def _ratio(total: jax.Array, count: jax.Array, empty: float) -> jax.Array:
+    count = count.astype(total.dtype)
+    someone = count != 0
+    ratio = total / jnp.where(someone, count, 1)
+    return jnp.where(someone, ratio, jnp.asarray(empty, total.dtype))

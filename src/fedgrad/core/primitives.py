@@ -1,0 +1,136 @@
+"""The two primitives of federated computation and all of their rules.
+
+A federated program is traced as *one* client and the server see it, so both primitives keep the
+shape: `fed_broadcast` carries a server value to the client, `fed_sum` carries the client's value
+into the sum over all clients. Each is linear and each is the transpose of the other; forward- and
+reverse-mode federated AD follow from that alone.
+
+This is the only file that touches `jax.interpreters` and `jax.extend`.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, jaxprs_in_params
+from jax.extend.core import primitives as jax_primitives
+from jax.interpreters import ad, batching, partial_eval
+
+__all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "jax_primitives"]
+
+broadcast_p = Primitive("fed_broadcast")  # x@server -> x@placement
+sum_p = Primitive("fed_sum")  # x@placement -> (sum over clients of x)@server
+
+for _primitive, _transpose in ((broadcast_p, sum_p), (sum_p, broadcast_p)):
+    _primitive.def_abstract_eval(lambda x, *, placement: x)
+    ad.deflinear2(  # the JVP of a linear map is itself; its transpose is the other primitive
+        _primitive,
+        lambda ct, _, *, placement, transpose=_transpose: [transpose.bind(ct, placement=placement)],
+    )
+    batching.defvectorized(_primitive)
+
+# Errors point at the user's line, not at ours.
+source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)
+
+
+# --- Being inside a program -------------------------------------------------------------------
+# While a program is traced, each of its placements is a named axis of JAX. JAX keeps named axes
+# with its own trace state: per thread, and part of the key of every jit cache. So a function
+# jitted by the user can never be taken from a cache that was filled outside of the program, and
+# we need no state of our own.
+
+
+def _axis(placement: str) -> str:
+    return f"fedgrad:{placement}"
+
+
+def inside(placement: str = "") -> bool:
+    """Is this code being traced in a program (that has this placement)?"""
+    try:
+        jax.lax.axis_size(_axis(placement))
+    except NameError:
+        return False
+    return True
+
+
+def make_jaxpr(fun: Any, placements: Sequence[str], *args: Any) -> tuple[ClosedJaxpr, Any]:
+    """Trace one client's view of a program; dead code is removed. Gives the output tree too."""
+    axes = [(_axis(name), 1) for name in ("", *placements)]
+    closed, shape = jax.make_jaxpr(fun, axis_env=axes, return_shape=True)(*args)  # type: ignore[misc]
+    return without_dead_code(closed), shape
+
+
+def client_index(placement: str) -> jax.Array:
+    """Which client am I: an integer at the client, known without being sent."""
+    return jax.lax.axis_index(_axis(placement))
+
+
+def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+    jaxpr, _ = partial_eval.dce_jaxpr(
+        closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True
+    )
+    return ClosedJaxpr(jaxpr, closed.consts)
+
+
+# --- Reading jaxprs ---------------------------------------------------------------------------
+
+# Calls: an equation that only wraps a jaxpr, by the name of the parameter that holds it.
+CALLS = {
+    jax_primitives.jit_p: "jaxpr",
+    jax_primitives.remat_p: "jaxpr",
+    jax_primitives.closed_call_p: "call_jaxpr",
+    jax_primitives.call_p: "call_jaxpr",
+    jax_primitives.custom_jvp_call_p: "call_jaxpr",
+    jax_primitives.custom_vjp_call_p: "call_jaxpr",
+}
+CUSTOM_DERIVATIVES = (jax_primitives.custom_jvp_call_p, jax_primitives.custom_vjp_call_p)
+
+
+def inner_jaxprs(params: dict[str, Any]) -> list[Jaxpr]:
+    return list(jaxprs_in_params(params))
+
+
+def closed(jaxpr: Any) -> ClosedJaxpr:
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def index_placement(primitive: Primitive, params: dict[str, Any]) -> str | None:
+    """The placement whose client index this equation asks for, if it is such an equation."""
+    name = params.get("axis_name")
+    if primitive is jax_primitives.axis_index_p and isinstance(name, str):
+        if name.startswith("fedgrad:"):
+            return name.removeprefix("fedgrad:")
+    return None
+
+
+def foreign_axis(primitive: Primitive, params: dict[str, Any]) -> bool:
+    """Does the equation communicate over our axes other than through the two primitives?"""
+    axes = params.get("axes", params.get("axis_name", ()))
+    axes = axes if isinstance(axes, (tuple, list)) else (axes,)
+    ours = any(isinstance(a, str) and a.startswith("fedgrad:") for a in axes)
+    return ours and index_placement(primitive, params) is None
+
+
+def bind(primitive: Primitive, params: dict[str, Any], values: Sequence[Any]) -> list[Any]:
+    """Apply one equation to values."""
+    out = primitive.bind(*values, **primitive.get_bind_params(params))
+    return list(out) if primitive.multiple_results else [out]
+
+
+def where(source: Any) -> str:
+    """`file.py:41 (function)` of the user's code that made an equation."""
+    text = source_info_util.summarize(source)
+    head, _, function = text.partition(" (")
+    path, _, position = head.partition(":")
+    line = position.split(":")[0]
+    return f"{path}:{line}" + (f" ({function}" if function else "")
+
+
+@contextlib.contextmanager
+def at_source(source: Any) -> Iterator[None]:
+    """Equations made here belong to the user's line `source`."""
+    with source_info_util.user_context(source.traceback):
+        yield

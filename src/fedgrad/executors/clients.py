@@ -1,0 +1,119 @@
+"""Running one client's stage for all clients and summing what they send.
+
+Three ways, by what is faster: all at once (vmap), chunk by chunk, and dealt over devices.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+# (sent down, shared stores, this client's values) -> (values to sum, values that stay)
+OneClient = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
+
+CACHE = 4 * 2**20  # bytes that a chunk of clients may touch
+RAGGED_BLOCK = 5  # clients of different sizes that run together wait for the longest of them
+
+
+@dataclass(frozen=True)
+class Clients:
+    """How many clients there are and how they are to be run."""
+
+    count: int
+    ragged: bool
+    chunk: int | None
+    devices: int | None
+    bytes: int  # that one client's stage touches
+
+    def choose_chunk(self, count: int) -> int:
+        if self.chunk is not None:
+            return min(self.chunk, count)
+        fits = max(1, CACHE // max(self.bytes, 1))
+        return min(count, fits, RAGGED_BLOCK if self.ragged else count)
+
+
+def map_sum(
+    one: OneClient, clients: Clients, down: list[Any], shared: list[Any], each: list[Any]
+) -> tuple[list[Array], list[Array]]:
+    """The sums over all clients, and what stays with each of them (stacked)."""
+    return _in_chunks(one, clients, down, shared, each)
+
+
+def _in_chunks(
+    one: OneClient, clients: Clients, down: list[Any], shared: list[Any], each: list[Any]
+) -> tuple[list[Array], list[Array]]:
+    n = clients.count
+    chunk = clients.choose_chunk(n)
+    if chunk == n:
+        up, kept = _vmap(one, n, down, shared, each)
+        return [_narrow(_total(x), x) for x in up], kept
+    steps = -(-n // chunk)
+
+    def step(carry: Any, i: Array) -> tuple[Any, list[Array]]:
+        start = jnp.minimum(i * chunk, n - chunk)
+        # The last chunk is moved back to be full; the clients it repeats are left out of its sum.
+        fresh = start + jnp.arange(chunk) >= i * chunk
+        mine = [jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in each]
+        up, kept = _vmap(one, chunk, down, shared, mine)
+        sums = [_total(_where(fresh, x)) for x in up]
+        return [_add(c, s) for c, s in zip(carry, sums, strict=True)], kept
+
+    shapes = jax.eval_shape(lambda: _vmap(one, chunk, down, shared, [x[:chunk] for x in each])[0])
+    zeros = [(jnp.zeros(s.shape[1:], _wide(s.dtype)),) * 2 for s in shapes]
+    carry, kept = jax.lax.scan(step, zeros, jnp.arange(steps))
+    totals = [_narrow(s + c, shape) for (s, c), shape in zip(carry, shapes, strict=True)]
+    return totals, [_joined(k, n, chunk) for k in kept]
+
+
+def _vmap(
+    one: OneClient, n: int, down: list[Any], shared: list[Any], each: list[Any]
+) -> tuple[list[Array], list[Array]]:
+    if n == 1:  # one client needs no vectorised operations, and some of those are slow
+        up, kept = one(down, shared, [x[0] for x in each])
+        return [jnp.asarray(x)[None] for x in up], [jnp.asarray(x)[None] for x in kept]
+    return jax.vmap(one, in_axes=(None, None, 0), axis_size=n)(down, shared, each)
+
+
+# --- accurate sums ----------------------------------------------------------------------------
+
+
+def _wide(dtype: Any) -> Any:
+    return jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype
+
+
+def _total(x: Array) -> Array:
+    """Sum over the first axis in groups, so that the rounding error grows with log n and not n."""
+    x = x.astype(_wide(x.dtype))
+    while x.shape[0] > 64:
+        full = x.shape[0] // 16 * 16
+        grouped = x[:full].reshape(-1, 16, *x.shape[1:]).sum(1)
+        x = jnp.concatenate([grouped, x[full:]]) if full < x.shape[0] else grouped
+    return x.sum(0)
+
+
+def _add(carry: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
+    """Compensated addition: the second number is what rounding has lost of the sum so far."""
+    total, lost = carry
+    new = total + x
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return new, lost
+    shown = new - total
+    return new, lost + ((total - (new - shown)) + (x - shown))
+
+
+def _narrow(total: Array, like: Any) -> Array:
+    return total.astype(like.dtype)
+
+
+def _where(mask: Array, x: Array) -> Array:
+    return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))
+
+
+def _joined(kept: Array, n: int, chunk: int) -> Array:
+    """Chunks (steps, chunk, ...) as clients (n, ...), without those that the last one repeats."""
+    rest = n - (kept.shape[0] - 1) * chunk
+    whole = kept[:-1].reshape(-1, *kept.shape[2:])
+    return jnp.concatenate([whole, kept[-1, chunk - rest :]])

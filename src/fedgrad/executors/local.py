@@ -1,0 +1,169 @@
+"""The default executor: the whole plan in one jit, many clients at a time.
+
+Clients are vectorised, as many at once as fit into the processor's cache, and their sums are
+accumulated; so a cohort of any size runs in the memory of one chunk. Clients of different sizes
+are sorted by size, so that those that run together are about equally long. Where there are several
+local devices, each takes its share of the clients.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.core.errors import ArgumentError
+from fedgrad.core.graph import Value, read
+from fedgrad.core.placement import is_client
+from fedgrad.core.primitives import jax_primitives
+from fedgrad.core.program import Program
+from fedgrad.core.trace import Arguments, read_arguments
+from fedgrad.executors.clients import Clients, map_sum
+from fedgrad.executors.loops import early_exit
+from fedgrad.executors.rewrite import evaluate
+from fedgrad.executors.walk import Env, Walk
+from fedgrad.plan.plan import make_plan
+from fedgrad.plan.stages import Exchange, Loop, Stage
+
+
+@dataclass(frozen=True)
+class Local:
+    """Runs a program on this machine.
+
+    `chunk`: how many clients run at a time; by default as many as fit into the cache. If you set
+    it, clients also remember nothing between rounds (they compute it again), so that memory does
+    not grow with the cohort in any mode of differentiation.
+    `devices`: over how many local devices the clients are dealt; by default all.
+    """
+
+    chunk: int | None = None
+    devices: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "devices"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ArgumentError(f"local({name}={value!r}): give a number of at least 1.")
+
+    def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
+        def run(arguments: dict[str, Any]) -> Any:
+            args = read_arguments(program, arguments)
+            plan = make_plan(program, args, recompute=self.chunk is not None)
+            walk = _Vectorised(args, self)
+            inputs = [walk.sort(v, x) for v, x in zip(args.values, args.leaves, strict=True)]
+            outputs = walk.run(plan.steps, inputs)
+            results = [
+                walk.unsort(v.at, x) for v, x in zip(plan.steps.outputs, outputs, strict=True)
+            ]
+            return jax.tree.unflatten(plan.outputs, results)
+
+        run.__name__ = program.name
+        compiled = jax.jit(run)
+
+        @functools.wraps(run)
+        def call(arguments: dict[str, Any]) -> Any:
+            try:
+                return compiled(arguments)
+            except TypeError:
+                read_arguments(program, arguments)  # says it better, if it is about an argument
+                raise
+
+        return call
+
+
+class _Vectorised(Walk):
+    """A client value is one array with a leading axis over the clients, sorted by size."""
+
+    def __init__(self, args: Arguments, executor: Local) -> None:
+        self.clients, self.indices, self.executor = args.clients, args.indices, executor
+        self.order = {p: jnp.argsort(-count) for p, count in args.sizes.items()}
+        self.ragged = set(args.sizes)
+
+    def sort(self, value: Value, x: Any) -> Any:
+        if not is_client(value.at) or value.shared or value.at not in self.order:
+            return x
+        return jax.tree.map(lambda leaf: leaf[self.order[value.at]], x)
+
+    def unsort(self, at: str, x: Any) -> Any:
+        if at not in self.order:
+            return x
+        return x[jnp.argsort(self.order[at])]
+
+    def index(self, placement: str) -> Any:
+        index = self.indices.get(placement, jnp.arange(self.clients[placement], dtype=jnp.int32))
+        return index[self.order[placement]] if placement in self.order else index
+
+    def at_clients(self, x: Any, placement: str) -> Any:
+        x = jnp.asarray(x)
+        return jnp.broadcast_to(x, (self.clients[placement], *x.shape))
+
+    def exchange(self, exchange: Exchange, env: Env) -> None:
+        stage = exchange.stage
+        down = [read(env, sent) for sent, _ in exchange.down]
+        own = stage.inputs[len(down) :]
+        clients = Clients(
+            self.clients[exchange.placement],
+            exchange.placement in self.ragged,
+            self.executor.chunk,
+            self.executor.devices,
+            sum(v.bytes for v in (*own, *(v for e in stage.equations for v in e.outputs)) if not v.shared),
+        )
+        shared = [(v, env[v]) for v in own if v.shared]
+        each = [(v, env[v]) for v in own if not v.shared]
+
+        def one(down: list[Any], shared_values: list[Any], values: list[Any]) -> tuple[Any, Any]:
+            names = [r for _, r in exchange.down] + [v for v, _ in shared] + [v for v, _ in each]
+            local = dict(zip(names, [*down, *shared_values, *values], strict=True))
+            _run_stage(stage, local)
+            results = [read(local, v) for v in stage.outputs]
+            return results[: len(exchange.up)], results[len(exchange.up) :]
+
+        totals, kept = map_sum(one, clients, down, [x for _, x in shared], [x for _, x in each])
+        env.update(zip([total for _, total in exchange.up], totals, strict=True))
+        env.update(zip(exchange.kept, kept, strict=True))
+
+    def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        params, body = loop.equation.params, loop.bodies[0]
+        n, m = params["num_consts"], params["num_carry"]
+        places = [v.at for v in loop.equation.outputs]
+        xs_at = [v.at for v in body.inputs[n + m :]]
+        xs = [_time_first(x, at) for x, at in zip(inputs[n + m :], xs_at, strict=True)]
+
+        def step(carry: list[Any], now: list[Any]) -> tuple[list[Any], list[Any]]:
+            out = self.run(body, [*inputs[:n], *carry, *now], places)
+            return out[:m], out[m:]
+
+        carry, ys = jax.lax.scan(
+            step, inputs[n : n + m], xs, length=params["length"], reverse=params["reverse"]
+        )
+        return [*carry, *[_time_first(y, at) for y, at in zip(ys, places[m:], strict=True)]]
+
+    def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        n, m = (loop.equation.params[k] for k in ("cond_nconsts", "body_nconsts"))
+        cond, body = loop.bodies
+        places = [v.at for v in loop.equation.outputs]
+        return list(
+            jax.lax.while_loop(
+                lambda carry: self.run(cond, [*inputs[:n], *carry])[0],
+                lambda carry: self.run(body, [*inputs[n : n + m], *carry], places),
+                inputs[n + m :],
+            )
+        )
+
+    def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        places = [v.at for v in loop.equation.outputs]
+        branches = [lambda *xs, b=body: self.run(b, xs, places) for body in loop.bodies]
+        return list(jax.lax.switch(inputs[0], branches, *inputs[1:]))
+
+
+def _run_stage(stage: Stage, env: Env) -> None:
+    rules: dict[Any, Any] = {}
+    rules[jax_primitives.scan_p] = early_exit(rules)
+    evaluate(stage.equations, env, rules)
+
+
+def _time_first(x: Any, at: str) -> Any:
+    """Swap the axes over clients and over iterations of a client value."""
+    return jnp.swapaxes(x, 0, 1) if is_client(at) else x

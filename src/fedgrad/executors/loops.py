@@ -1,0 +1,87 @@
+"""Loops that end when their client is done.
+
+`fg.Examples.fold` is traced as a scan of static length whose steps past the client's own number do
+nothing, because that form can be differentiated in every mode. Run as it is, every client would
+take as long as the largest one. Where the scan only carries (nothing is pulled back through it),
+it is run as a loop with a dynamic trip count instead.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from fedgrad.core.primitives import Jaxpr, JaxprEqn, Literal, closed
+from fedgrad.executors.rewrite import Rule, Rules, run
+
+
+def early_exit(inside: Rules) -> Rule:
+    """The rule for scans; `inside` are the rules for what they contain."""
+
+    def rule(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any] | None:
+        n, jaxpr = params["num_consts"], closed(params["jaxpr"])
+        form = None if params["reverse"] or jaxpr.consts else _masked(jaxpr.jaxpr, n, params)
+        if form is None:
+            return None
+        counter, times, cond = form
+        step = closed(cond.params["branches"][1])
+        consts, carry = list(inputs[:n]), list(inputs[n:])
+        last = jax.numpy.minimum(consts[times], params["length"])
+
+        def body(carry: list[Any]) -> list[Any]:
+            env = dict(zip(jaxpr.jaxpr.invars, [*consts, *carry], strict=True))
+            operands = [v.val if isinstance(v, Literal) else env[v] for v in cond.invars[1:]]
+            env.update(zip(cond.outvars, run(step, operands, inside), strict=True))
+            after = [env.get(v) for v in jaxpr.jaxpr.outvars]
+            after[counter] = carry[counter] + 1
+            return after
+
+        done = jax.lax.while_loop(lambda carry: carry[counter] < last, body, carry)
+        done[counter] = carry[counter] + params["length"]  # as the scan would have left it
+        return done
+
+    return rule
+
+
+def _masked(jaxpr: Jaxpr, n: int, params: dict[str, Any]) -> tuple[int, int, JaxprEqn] | None:
+    """(position of the counter, of the number of steps, the cond) if the body is exactly
+    `carry = cond(i < times, step, identity)(carry); i = i + 1`, else None."""
+    consts, before, after = jaxpr.invars[:n], list(jaxpr.invars[n:]), list(jaxpr.outvars)
+    if len(before) != params["num_carry"] or len(after) != params["num_carry"]:
+        return None  # it reads or writes one row per step
+    names = sorted(eqn.primitive.name for eqn in jaxpr.eqns)
+    if names != ["add", "cond", "convert_element_type", "lt"]:
+        return None
+    add, cond, cast, less = sorted(jaxpr.eqns, key=lambda eqn: eqn.primitive.name)
+    i, times = less.invars
+    if i not in before or times not in consts:
+        return None
+    counter = before.index(i)
+    counts = (
+        add.invars[0] is i
+        and isinstance(add.invars[1], Literal)
+        and add.invars[1].val == 1
+        and after[counter] is add.outvars[0]
+    )
+    decides = cast.invars[0] is less.outvars[0] and cond.invars[0] is cast.outvars[0]
+    if not (counts and decides and _idles(cond, before, after, counter)):
+        return None
+    return counter, consts.index(times), cond
+
+
+def _idles(cond: JaxprEqn, before: list[Any], after: list[Any], counter: int) -> bool:
+    """Does the cond's false branch give back the carry, and does nothing else change it?"""
+    idle = closed(cond.params["branches"][0]).jaxpr
+    if len(cond.params["branches"]) != 2 or idle.eqns:
+        return False
+    operands = dict(zip(idle.invars, cond.invars[1:], strict=True))
+    outputs = dict(zip(cond.outvars, idle.outvars, strict=True))
+    for position, (old, new) in enumerate(zip(before, after, strict=True)):
+        if position == counter or old is new:
+            continue
+        if isinstance(new, Literal) or new not in outputs:
+            return False
+        given = outputs[new]
+        if isinstance(given, Literal) or operands[given] is not old:
+            return False
+    return True

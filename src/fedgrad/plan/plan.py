@@ -1,0 +1,169 @@
+"""The plan of a program: frozen data, from which everything else is read."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgrad.core.errors import ArgumentError
+from fedgrad.core.graph import Value
+from fedgrad.core.placement import is_client
+from fedgrad.core.program import Program
+from fedgrad.core.trace import Arguments, Traced, read_arguments, trace
+from fedgrad.plan.stages import Exchange, Loop, Steps, cut
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one client of a placement receives and sends in one round."""
+
+    round: int
+    placement: str
+    down: int  # scalars
+    up: int
+    down_bytes: int
+    up_bytes: int
+    times: int | None = 1  # how often this round happens; None where the data decide
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a program does, round by round. `str(plan)` and `plan.draw()` show it."""
+
+    name: str
+    steps: Steps
+    clients: dict[str, int]
+    outputs: Any = field(repr=False)  # the tree of the result
+    rules: tuple[str, ...] = ()  # for a derivative: the rule of each active round
+
+    @property
+    def rounds(self) -> int:
+        """Communication rounds. A loop whose trip count the data decide counts once, a branch as
+        its longest side."""
+        return _rounds(self.steps)
+
+    @property
+    def traffic(self) -> tuple[Traffic, ...]:
+        """One record for each round and placement."""
+        return tuple(
+            Traffic(
+                number,
+                x.placement,
+                sum(v.size for v, _ in x.down),
+                sum(v.size for v, _ in x.up),
+                sum(v.bytes for v, _ in x.down),
+                sum(v.bytes for v, _ in x.up),
+                times,
+            )
+            for number, x, times in exchanges(self.steps)
+        )
+
+    @property
+    def readdressed(self) -> tuple[str, ...]:
+        """Placements whose clients must be addressed in more than one round."""
+        often: dict[str, float] = {}
+        for _, x, times in exchanges(self.steps):
+            often[x.placement] = often.get(x.placement, 0) + (math.inf if times is None else times)
+        return tuple(placement for placement, n in often.items() if n > 1)
+
+    @property
+    def client_memory(self) -> dict[str, int]:
+        """Bytes that a client must keep between rounds, at most, by placement."""
+        return {placement: _memory(self.steps, placement) for placement in self.clients}
+
+    def audit(self) -> Any:
+        """Every value that leaves a client, in which round, through which sum."""
+        from fedgrad.plan.audit import audit
+
+        return audit(self)
+
+    def draw(self, path: str | None = None) -> str:
+        """The federated graph as SVG; written to `path` if given."""
+        from fedgrad.plan.draw import svg
+
+        picture = svg(self)
+        if path is not None:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(picture)
+        return picture
+
+    def _repr_svg_(self) -> str:
+        return self.draw()
+
+    def __str__(self) -> str:
+        from fedgrad.plan.text import text
+
+        return text(self)
+
+
+def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
+    """The plan of a program for these arguments: arrays, cohorts or `jax.ShapeDtypeStruct`."""
+    if not isinstance(program, Program):
+        raise ArgumentError(
+            f"fg.plan takes a program, got {program!r}. Decorate it with @fg.program(...)."
+        )
+    return make_plan(program, read_arguments(program, program.bind(args, kwargs)))
+
+
+def make_plan(program: Program, arguments: Arguments, recompute: bool = False) -> Plan:
+    traced: Traced = trace(program, arguments)
+    steps = cut(traced.graph, recompute or program.recompute)
+    return Plan(program.name, steps, arguments.clients, traced.outputs, program.rules(arguments))
+
+
+def exchanges(
+    steps: Steps, first: int = 1, times: int | None = 1
+) -> Iterator[tuple[int, Exchange, int | None]]:
+    """Every exchange that sends something: (number of its round, the exchange, how often)."""
+    number = first
+    for step in steps.steps:
+        speaking = [x for x in step.exchanges if x.speaks]
+        yield from ((number, x, times) for x in speaking)
+        number += bool(speaking)
+        for loop in step.loops:
+            inner = None if times is None or loop.times is None else times * loop.times
+            for body in loop.bodies:
+                found = list(exchanges(body, number, inner))
+                yield from found
+                number = max([number, *(n + 1 for n, _, _ in found)])
+
+
+def _rounds(steps: Steps) -> int:
+    total = 0
+    for step in steps.steps:
+        total += any(x.speaks for x in step.exchanges)
+        for loop in step.loops:
+            bodies = [_rounds(body) for body in loop.bodies]
+            once = max(bodies) if loop.kind == "cond" else sum(bodies)
+            total += once * (1 if loop.times is None else loop.times)
+    return total
+
+
+def _memory(steps: Steps, placement: str) -> int:
+    """The largest total of what a client keeps from one step for a later one."""
+    made: dict[Value, int] = {}
+    last_read: dict[Value, int] = {}
+    in_loops = [0] * len(steps.steps)
+    for i, step in enumerate(steps.steps):
+        for x in step.exchanges:
+            if x.placement == placement:
+                made.update((v, i) for v in x.kept)
+                last_read.update((v, i) for v in x.stage.inputs)
+        for loop in step.loops:
+            last_read.update((v, i) for v in loop.equation.inputs)
+            made.update((v, i) for v in loop.equation.outputs if v.at == placement)
+            in_loops[i] += _loop_memory(loop, placement)
+    kept = [
+        sum(v.bytes for v, start in made.items() if start <= i < last_read.get(v, -1))
+        for i in range(len(steps.steps))
+    ]
+    return max((a + b for a, b in zip(kept, in_loops, strict=True)), default=0)
+
+
+def _loop_memory(loop: Loop, placement: str) -> int:
+    """What a client carries from one iteration to the next, and keeps within one."""
+    inside = max((_memory(body, placement) for body in loop.bodies), default=0)
+    if loop.kind == "cond":
+        return inside
+    carried = sum(v.bytes for v in loop.equation.outputs if v.at == placement and is_client(v.at))
+    return inside + carried
