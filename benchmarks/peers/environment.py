@@ -1,7 +1,7 @@
 """One virtual environment per group of peers: they cannot share one, their pins exclude each other.
 
-    python benchmarks/peers/environment.py            # make all of them, say which were skipped
-    python benchmarks/peers/environment.py pfl        # or only some
+python benchmarks/peers/environment.py            # make all of them, say which were skipped
+python benchmarks/peers/environment.py pfl        # or only some
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def python_of(name: str) -> Path:
         known = ", ".join((PROJECT, *PINS))
         raise PeerUnavailable(f'no environment is called "{name}"; there are: {known}')
     folder = VENVS / name
-    marker = folder / "pins"  # written last, so that a broken install is never taken for a whole one
+    marker = (
+        folder / "pins"
+    )  # written last, so that a broken install is never taken for a whole one
     digest = hashlib.sha256("\n".join(PINS[name]).encode()).hexdigest()
     if not marker.exists() or marker.read_text() != digest:
         _create(name, folder)

@@ -165,10 +165,7 @@ def _by_calls(share: Share, stored: tuple[np.ndarray, ...]) -> Share:
     def run(weights: Any, *hands: np.ndarray) -> Any:
         # A call returns before its device is done, so the devices run at the same time; plain
         # numpy arguments go to where the committed store is, without a `device_put` of their own.
-        parts = [
-            jitted(weights, store, *hand)
-            for store, *hand in zip(stores, *hands, strict=True)
-        ]
+        parts = [jitted(weights, store, *hand) for store, *hand in zip(stores, *hands, strict=True)]
         return jax.tree.map(lambda *part: sum(part), *jax.device_get(parts))
 
     return run

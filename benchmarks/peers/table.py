@@ -8,10 +8,13 @@ from interleave import Competitor
 
 # competitor: (peer module, environment, options of its build)
 Row = tuple[str, str, dict[str, Any]]
+# On a current JAX the pmap backend is beyond a shim: `jax.device_put_replicated` is gone too.
+PMAP = {"backend": "pmap", "devices": 2}
 ROWS: dict[str, dict[str, Row]] = {
     "logistic": {
         "drjax": ("with_drjax", "drjax", {}),
         "drjax, 2 devices": ("with_drjax", "drjax", {"devices": 2}),
+        "drjax, 2 devices, tuned": ("with_drjax", "drjax", {"devices": 2, "tuned": True}),
         "jax vmap of scan": ("plain_logistic", "project", {"variant": "scan"}),
         "jax vmap of fori_loop": ("plain_logistic", "project", {"variant": "fori"}),
         "jax vmap, unrolled": ("plain_logistic", "project", {"variant": "unrolled"}),
@@ -19,11 +22,15 @@ ROWS: dict[str, dict[str, Row]] = {
         "jax best": ("plain_logistic", "project", {"variant": "best"}),
     },
     "ragged": {
-        "fedjax pmap": ("with_fedjax", "fedjax", {"backend": "pmap", "devices": 2}),
+        "pfl": ("with_pfl", "pfl", {}),
+        "pfl, 2 processes": ("with_pfl", "pfl", {"processes": 2}),
+        "fedjax pmap, jax 0.4.25": ("with_fedjax", "fedjax_old", PMAP),
         "fedjax jit": ("with_fedjax", "fedjax", {}),
         "fedjax jit, jax 0.4.25": ("with_fedjax", "fedjax_old", {}),
         "drjax padded": ("with_drjax", "drjax", {}),
         "drjax padded, 2 devices": ("with_drjax", "drjax", {"devices": 2}),
+        "drjax padded, tuned": ("with_drjax", "drjax", {"tuned": True}),
+        "drjax padded, 2 devices, tuned": ("with_drjax", "drjax", {"devices": 2, "tuned": True}),
         "jax loop": ("plain_ragged", "project", {"variant": "loop"}),
         "jax padded": ("plain_ragged", "project", {"variant": "padded"}),
         "jax sequential": ("plain_ragged", "project", {"variant": "sequential"}),
@@ -31,6 +38,20 @@ ROWS: dict[str, dict[str, Row]] = {
         "jax shard_map": ("plain_ragged", "project", {"variant": "shard_map"}),
         "jax dealt, 2 devices": ("plain_ragged", "project", {"variant": "dealt"}),
         "jax best": ("plain_ragged", "project", {"variant": "best"}),
+    },
+    "cnn": {
+        "pfl": ("with_pfl", "pfl", {}),
+        "pfl, 2 threads": ("with_pfl", "pfl", {"threads": 2}),
+        "pfl, 2 processes": ("with_pfl", "pfl", {"processes": 2}),
+        "fedjax jit": ("with_fedjax", "fedjax", {}),
+        "fedjax jit, jax 0.4.25": ("with_fedjax", "fedjax_old", {}),
+        "fedjax jit, tuned": ("with_fedjax", "fedjax", {"model": "tuned"}),
+        "fedjax pmap, jax 0.4.25": ("with_fedjax", "fedjax_old", PMAP),
+        "fedjax pmap, tuned": ("with_fedjax", "fedjax_old", {**PMAP, "model": "tuned"}),
+        "jax loop": ("plain_cnn", "project", {"variant": "loop"}),
+        "jax vmapped": ("plain_cnn", "project", {"variant": "vmapped"}),
+        "jax dealt, 2 devices": ("plain_cnn", "project", {"variant": "dealt"}),
+        "jax best": ("plain_cnn", "project", {"variant": "best"}),
     },
 }
 WORKLOADS = tuple(ROWS)

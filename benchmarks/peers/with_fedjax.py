@@ -12,9 +12,7 @@ from workloads import BATCH, LR, cohort, first_weights, flatten, population, unf
 Round = Callable[[int], np.ndarray]
 
 
-def build(
-    workload: str, backend: str = "jit", devices: int = 1, model: str = "conv"
-) -> Round:
+def build(workload: str, backend: str = "jit", devices: int = 1, model: str = "conv") -> Round:
     """A round of `ragged` or `cnn`."""
     flags = os.environ.get("XLA_FLAGS", "")  # the one spelling that both JAX versions know
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}"

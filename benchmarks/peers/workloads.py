@@ -103,7 +103,7 @@ def flatten(workload: str, weights: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def checksum(flat: np.ndarray) -> float:
-    """A projection on fixed pseudo-random signs: unlike a norm, it sees weights that swap places."""
+    """A projection on fixed random signs: unlike a norm, it sees weights that swap places."""
     flat = np.asarray(flat, np.float64)
     return float(flat @ np.random.default_rng(3).choice([-1.0, 1.0], flat.size))
 

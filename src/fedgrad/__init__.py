@@ -1,6 +1,8 @@
 """Federated automatic differentiation on JAX."""
 
 from fedgrad import executors
+from fedgrad.ad.planner import CostModel
+from fedgrad.ad.transforms import grad, jacobian, jvp, value_and_grad, vjp
 from fedgrad.core.cohort import Cohort, Population, cohort, population
 from fedgrad.core.errors import (
     ArgumentError,

@@ -118,12 +118,13 @@ class _Reader:
                     "supported. Use jit, scan, while_loop, cond, switch, checkpoint, custom_jvp or "
                     "custom_vjp around communication."
                 )
-        index_names = _indices_inside(eqn.params)
-        inputs = inputs + [self.index(name, None) for name in index_names]
-        at = self.join(inputs, primitive.name, source)
-        return self.add(eqn, inputs, at, source)
+        indices = [self.index(name, None) for name in _indices_inside(eqn.params)]
+        at = self.join([*inputs, *indices], primitive.name, source)
+        return self.add(eqn, [*inputs, *indices], at, source, bool(indices))
 
-    def add(self, eqn: JaxprEqn, inputs: list[Value], at: str, source: Any) -> Sequence[Value]:
+    def add(
+        self, eqn: JaxprEqn, inputs: list[Value], at: str, source: Any, indexed: bool = False
+    ) -> Sequence[Value]:
         """Append a local equation, or find that the same one has been made before."""
         try:
             params = tuple(sorted(eqn.params.items()))
@@ -138,7 +139,14 @@ class _Reader:
         outputs = tuple(Value(v.aval, at, origin) for v in eqn.outvars)
         self.equations.append(
             Equation(
-                eqn.primitive, eqn.params, tuple(inputs), outputs, at, source, bool(eqn.effects)
+                eqn.primitive,
+                eqn.params,
+                tuple(inputs),
+                outputs,
+                at,
+                source,
+                bool(eqn.effects),
+                indexed,
             )
         )
         if key is not None:
@@ -216,7 +224,7 @@ class _Reader:
                 "",
                 source,
                 bool(eqn.effects),
-                tuple(bodies),
+                bodies=tuple(bodies),
             )
         )
         return outputs
@@ -364,7 +372,7 @@ def _refuse_mix(placed: dict[str, Value], operation: str, source: Any) -> NoRetu
         server = placed.pop(SERVER)
         place, client = next(iter(placed.items()))
         at = "" if place == "clients" else f", at={place}"
-        name = server.origin if isinstance(server.origin, str) and server.origin else "it"
+        name = server.origin.strip('"') if isinstance(server.origin, str) else "it"
         why = ""
         if server.constant is not None:
             why = " Every client would have to download it, and nothing would show that."

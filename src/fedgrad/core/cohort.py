@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.errors import CohortError
+from fedgrad.core.errors import CohortError, caller
 from fedgrad.core.examples import Examples
 
 
@@ -52,7 +52,7 @@ class Population:
         """A cohort of `size` different clients, drawn uniformly."""
         if not 1 <= size <= len(self):
             raise CohortError(
-                f"Cannot sample {size} of {len(self)} clients. Ask for 1 to {len(self)}."
+                f"{caller()}: Cannot sample {size} of {len(self)} clients. Ask for 1 to {len(self)}."
             )
         return self._chosen(_draw(self._vectors, key, size))
 
@@ -60,10 +60,10 @@ class Population:
         """The cohort of these clients, by their index in the population."""
         clients = np.asarray(clients)
         if clients.ndim != 1 or clients.size == 0 or not np.issubdtype(clients.dtype, np.integer):
-            raise CohortError(f"Select clients by a non-empty vector of indices, got {clients!r}.")
+            raise CohortError(f"{caller()}: Select clients by a non-empty vector of indices, got {clients!r}.")
         if clients.min() < 0 or clients.max() >= len(self):
             raise CohortError(
-                f"There are {len(self)} clients, numbered from 0; got {clients.min()} to "
+                f"{caller()}: There are {len(self)} clients, numbered from 0; got {clients.min()} to "
                 f"{clients.max()}."
             )
         return self._chosen(_take(self._vectors, jnp.asarray(clients, jnp.int32)))
@@ -134,32 +134,32 @@ def _everywhere(x: np.ndarray) -> jax.Array:
 def _counts(clients: Sequence[Any]) -> np.ndarray:
     if isinstance(clients, dict) or not hasattr(clients, "__len__"):
         raise CohortError(
-            f"Clients are a list with one pytree for each, got {type(clients).__name__}. "
+            f"{caller()}: Clients are a list with one pytree for each, got {type(clients).__name__}. "
             "Write fg.population([client_0, client_1, ...])."
         )
     if not len(clients):
-        raise CohortError("There are no clients: the list is empty.")
+        raise CohortError(f"{caller()}: There are no clients: the list is empty.")
     tree = jax.tree.structure(clients[0])
     counts = []
     for i, client in enumerate(clients):
         if jax.tree.structure(client) != tree:
             raise CohortError(
-                f"Client {i} has another structure than client 0: {jax.tree.structure(client)} "
+                f"{caller()}: Client {i} has another structure than client 0: {jax.tree.structure(client)} "
                 f"and {tree}. Give every client the same pytree."
             )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(client)]
         sizes = {shape[0] if shape else None for shape in shapes}
         if len(sizes) != 1 or None in sizes:
             raise CohortError(
-                f"Every leaf of a client has one row per example; client {i} has leaves of shapes "
+                f"{caller()}: Every leaf of a client has one row per example; client {i} has leaves of shapes "
                 f"{shapes}."
             )
         if sizes == {0}:
-            raise CohortError(f"Client {i} has no examples. Leave it out.")
+            raise CohortError(f"{caller()}: Client {i} has no examples. Leave it out.")
         for here, first in zip(shapes, jax.tree.leaves(clients[0]), strict=True):
             if here[1:] != np.shape(first)[1:]:
                 raise CohortError(
-                    f"Examples of client {i} have shape {here[1:]}, those of client 0 "
+                    f"{caller()}: Examples of client {i} have shape {here[1:]}, those of client 0 "
                     f"{np.shape(first)[1:]}. Only the number of examples may differ."
                 )
         counts.append(sizes.pop())

@@ -1,6 +1,13 @@
 """Typed errors. A message says what is wrong, where in the user's code, what was found, and the fix."""
 
 
+import difflib
+import os
+import sys
+
+import jax
+
+
 class FederatedError(Exception):
     """Base class of every error that fedgrad raises on purpose."""
 
@@ -23,8 +30,24 @@ class PlanError(FederatedError):
 
 def nearest(name: str, known: list[str]) -> str:
     """A hint for an unknown name: the closest known one, and all of them."""
-    import difflib
-
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(sorted(known)) or 'none'}."
+
+
+_NOT_THE_USER = tuple(
+    os.path.dirname(path) + os.sep
+    for path in (os.path.dirname(__file__), jax.__file__, os.__file__)  # fedgrad, jax, Python
+)
+
+
+def caller() -> str:
+    """`file.py:41` of the user's code that is calling us now."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = frame.f_code.co_filename
+        if os.path.sep + "site-packages" + os.path.sep not in name:
+            if not name.startswith(_NOT_THE_USER) and not name.startswith("<"):
+                break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

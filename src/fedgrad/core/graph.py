@@ -46,6 +46,7 @@ class Equation:
     at: str
     source: Any
     effects: bool = False
+    indexed: bool = False  # its inner jaxpr asks for the client's index, which is its last input
     bodies: tuple["Graph", ...] = ()
 
 

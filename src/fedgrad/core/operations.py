@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import ArgumentError, PlacementError
+from fedgrad.core.errors import ArgumentError, PlacementError, caller
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.primitives import broadcast_p, client_index, inside, sum_p
 
@@ -41,7 +41,7 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
     weights = _array(weights)
     if weights.shape:
         raise ArgumentError(
-            f"fg.mean takes one weight per client, so a scalar in the view of one client; got "
+            f"{caller()}: fg.mean takes one weight per client, so a scalar in the view of one client; got "
             f"shape {weights.shape}. Multiply first if you mean an elementwise product."
         )
     total = sum(weights, at)
@@ -64,21 +64,21 @@ def client_key(key: jax.Array, at: Placement = CLIENTS) -> jax.Array:
     index in the population, so its key does not depend on who else was sampled.
     """
     if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
-        raise ArgumentError(f"fg.client_key takes a typed key, jax.random.key(0); got {key!r}.")
+        raise ArgumentError(f"{caller()}: fg.client_key takes a typed key, jax.random.key(0); got {key!r}.")
     return jax.random.fold_in(broadcast(key, at), client_index(at.name))
 
 
 def _require_inside(operation: str, at: Placement) -> None:
     if not isinstance(at, Placement):
-        raise ArgumentError(f"fg.{operation}(..., at=) takes a fg.Placement, got {at!r}.")
+        raise ArgumentError(f"{caller()}: fg.{operation}(..., at=) takes a fg.Placement, got {at!r}.")
     if not inside():
         raise PlacementError(
-            f"fg.{operation} was called outside of a program, where there are no clients. "
+            f"{caller()}: fg.{operation} was called outside of a program, where there are no clients. "
             f"Call it in a function decorated with @fg.program(argument=fg.CLIENTS)."
         )
     if not inside(at.name):
         raise PlacementError(
-            f"fg.{operation}(..., at={at.name}): no argument of this program is at {at.name}, so "
+            f"{caller()}: fg.{operation}(..., at={at.name}): no argument of this program is at {at.name}, so "
             f"nobody knows who these clients are. Name one: @fg.program(argument={at!r})."
         )
 
@@ -88,7 +88,7 @@ def _array(leaf: Any) -> jax.Array:
         return leaf if hasattr(leaf, "aval") else jnp.asarray(leaf)
     except TypeError:
         raise ArgumentError(
-            f"Only arrays, numbers and keys can be sent, got {type(leaf).__name__}: {leaf!r}. "
+            f"{caller()}: Only arrays, numbers and keys can be sent, got {type(leaf).__name__}: {leaf!r}. "
             "Keep other things outside of the pytree."
         ) from None
 
@@ -96,7 +96,7 @@ def _array(leaf: Any) -> jax.Array:
 def _summable(leaf: Any) -> jax.Array:
     leaf = _array(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        raise ArgumentError("fg.sum: PRNG keys cannot be summed. Sum what you drew with them.")
+        raise ArgumentError(f"{caller()}: fg.sum: PRNG keys cannot be summed. Sum what you drew with them.")
     if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.bool_:
         return leaf.astype(jax.eval_shape(jnp.sum, leaf).dtype)
     return leaf

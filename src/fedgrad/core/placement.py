@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, caller
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,11 @@ class Placement:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise ArgumentError(
-                f"A placement is named by an identifier, got {self.name!r}. "
+                f"{caller()}: A placement is named by an identifier, got {self.name!r}. "
                 'Write for example fg.Placement("eval").'
             )
         if self.name in ("server", "anywhere"):
-            raise ArgumentError(f"{self.name!r} is not a client placement. Choose another name.")
+            raise ArgumentError(f"{caller()}: {self.name!r} is not a client placement. Choose another name.")
 
     def __repr__(self) -> str:
         return f"Placement({self.name!r})"

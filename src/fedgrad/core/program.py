@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from fedgrad.core.errors import ArgumentError, PlacementError, nearest
+from fedgrad.core.errors import ArgumentError, PlacementError, caller, nearest
 from fedgrad.core.placement import Placement
 from fedgrad.core.primitives import inside
 
@@ -33,6 +33,7 @@ class Program:
     placements: dict[str, Placement]
     executor: Executor | None = None
     recompute: bool = False  # clients compute again what they would have to remember
+    choice: Callable[[dict[str, Any]], Any] | None = None  # how a derivative is taken
     signature: inspect.Signature = dataclasses.field(repr=False, default=None)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -45,12 +46,12 @@ class Program:
         for name, placement in self.placements.items():
             if name not in parameters:
                 raise ArgumentError(
-                    f"@fg.program({name}=...): {self.name} has no argument {name!r}."
+                    f"{caller()}: @fg.program({name}=...): {self.name} has no argument {name!r}."
                     + nearest(name, list(parameters))
                 )
             if not isinstance(placement, Placement):
                 raise ArgumentError(
-                    f"@fg.program({name}={placement!r}): name a client placement, for example "
+                    f"{caller()}: @fg.program({name}={placement!r}): name a client placement, for example "
                     f"fg.CLIENTS. Arguments that are not named are at the server."
                 )
 
@@ -62,10 +63,6 @@ class Program:
     def client_placements(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(p.name for p in self.placements.values()))
 
-    def rules(self, arguments: Any) -> tuple[str, ...]:
-        """For a derivative, the rule of each active round. An ordinary program has none."""
-        return ()
-
     def on(self, executor: Executor) -> "Program":
         """The same program, run by another executor."""
         return dataclasses.replace(self, executor=executor)
@@ -75,7 +72,7 @@ class Program:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ArgumentError(f"{self.name}{self.signature}: {error}.") from None
+            raise ArgumentError(f"{caller()}: {self.name}{self.signature}: {error}.") from None
         bound.apply_defaults()
         return dict(bound.arguments)
 
@@ -101,7 +98,7 @@ class Program:
         for name, placement in self.placements.items():
             if not inside(placement.name):
                 raise PlacementError(
-                    f"{self.name} is called inside of a program that has no clients "
+                    f"{caller()}: {self.name} is called inside of a program that has no clients "
                     f"{placement.name!r}, but its argument {name!r} is there. Give the outer "
                     f"program an argument at {placement!r}."
                 )
@@ -112,7 +109,7 @@ def program(
 ) -> Any:
     """Decorator: `@fg.program(z=fg.CLIENTS)`. Arguments that are not named are at the server."""
     if fun is not None and not callable(fun):
-        raise ArgumentError(f"@fg.program decorates a function, got {fun!r}.")
+        raise ArgumentError(f"{caller()}: @fg.program decorates a function, got {fun!r}.")
     if fun is None:
         return lambda fun: Program(fun, dict(placements))
     return Program(fun, dict(placements))

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedgrad.core.check import check
 from fedgrad.core.cohort import Cohort, Population, view
-from fedgrad.core.errors import ArgumentError, CohortError
+from fedgrad.core.errors import ArgumentError, CohortError, caller
 from fedgrad.core.graph import Graph, Value
 from fedgrad.core.placement import SERVER, Placement
 from fedgrad.core.primitives import make_jaxpr
@@ -34,12 +34,14 @@ class Traced:
     outputs: Any  # the tree of the result
 
 
+def struct(value: Value) -> jax.ShapeDtypeStruct:
+    aval = value.aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
 def trace(program: Program, arguments: Arguments, nested: bool = False) -> Traced:
     """Trace and check one client's view of the program."""
-    structs = [
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
-        for v in arguments.values
-    ]
+    structs = [struct(v) for v in arguments.values]
     jaxpr, shape = make_jaxpr(
         lambda *leaves: program.call(arguments.rebuild(list(leaves))),
         program.client_placements,
@@ -94,7 +96,7 @@ def read_arguments(program: Program, arguments: dict[str, Any]) -> Arguments:
 def _check_client_argument(
     program: Program, name: str, argument: Any, placement: Placement
 ) -> list[Cohort]:
-    where = f"{program.name}: argument {name!r}, at {placement.name}"
+    where = f"{caller()}: {program.name}: argument {name!r}, at {placement.name}"
     if isinstance(argument, list):
         raise CohortError(
             f"{where}: got a list of {len(argument)}. Is it one entry per client? Then stack them, "
@@ -147,13 +149,13 @@ def _shared(argument: Any) -> set[int]:
 
 def _aval(leaf: Any, label: str, program: Program) -> Any:
     try:
-        struct = jax.eval_shape(lambda x: x, leaf)
+        shape = jax.eval_shape(lambda x: x, leaf)
     except TypeError:
         raise ArgumentError(
-            f"{program.name}: {label} is {type(leaf).__name__} {leaf!r}, which is not an array. "
+            f"{caller()}: {program.name}: {label} is {type(leaf).__name__} {leaf!r}, which is not an array. "
             "Bind what is not data beforehand, for example with functools.partial."
         ) from None
-    return jax.core.ShapedArray(struct.shape, struct.dtype, weak_type=struct.weak_type)
+    return jax.core.ShapedArray(shape.shape, shape.dtype, weak_type=shape.weak_type)
 
 
 def _count_clients(
@@ -161,18 +163,18 @@ def _count_clients(
 ) -> None:
     if not aval.shape:
         raise CohortError(
-            f"{program.name}: {label} is at {placement.name}, so it has a leading axis over "
+            f"{caller()}: {program.name}: {label} is at {placement.name}, so it has a leading axis over "
             f"clients; got a scalar."
         )
     n, first = clients.setdefault(placement.name, (aval.shape[0], label))
     if n == 0 or aval.shape[0] == 0:
         raise CohortError(
-            f"{program.name}: {label} has no clients: its shape is {aval.shape}. A cohort needs at "
+            f"{caller()}: {program.name}: {label} has no clients: its shape is {aval.shape}. A cohort needs at "
             "least one client."
         )
     if n != aval.shape[0]:
         raise CohortError(
-            f"{program.name}: different numbers of clients at {placement.name}: {first} has {n}, "
+            f"{caller()}: {program.name}: different numbers of clients at {placement.name}: {first} has {n}, "
             f"{label} has {aval.shape[0]} (shape {aval.shape}). Give both the same clients; for "
             "clients of different sizes use fg.cohort([...])."
         )

@@ -19,7 +19,6 @@ from fedgrad.core.primitives import (
     at_source,
     bind,
     closed,
-    index_placement,
     inner_jaxprs,
     jax_primitives,
 )
@@ -33,8 +32,7 @@ def evaluate(equations: Iterable[Equation], env: dict[Value, Any], rules: Rules 
     for equation in equations:
         inputs = [read(env, v) for v in equation.inputs]
         here = rules
-        if _asks_for_index(equation.params):
-            # The check has put the client's index behind the inputs of such an equation.
+        if equation.indexed:
             *inputs, index = inputs
             here = {**rules, jax_primitives.axis_index_p: lambda params, _, i=index: [i]}
         with at_source(equation.source):
@@ -129,11 +127,3 @@ def _primitives_inside(params: dict[str, Any]) -> set[Primitive]:
             found.add(eqn.primitive)
             found |= _primitives_inside(eqn.params)
     return found
-
-
-def _asks_for_index(params: dict[str, Any]) -> bool:
-    return any(
-        index_placement(eqn.primitive, eqn.params) is not None or _asks_for_index(eqn.params)
-        for jaxpr in inner_jaxprs(params)
-        for eqn in jaxpr.eqns
-    )

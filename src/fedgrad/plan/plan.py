@@ -1,7 +1,8 @@
 """The plan of a program: frozen data, from which everything else is read."""
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
-from fedgrad.core.trace import Arguments, Traced, read_arguments, trace
+from fedgrad.core.trace import Arguments, read_arguments, struct, trace
 from fedgrad.plan.stages import Exchange, Loop, Steps, cut
 
 
@@ -34,7 +35,12 @@ class Plan:
     steps: Steps
     clients: dict[str, int]
     outputs: Any = field(repr=False)  # the tree of the result
-    rules: tuple[str, ...] = ()  # for a derivative: the rule of each active round
+    choice: Callable[[], Any] | None = field(default=None, repr=False)  # of a derivative
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """For a derivative: the rule of each active round, "push", "local" or "pull"."""
+        return () if self.choice is None else self.choice().rules
 
     @property
     def rounds(self) -> int:
@@ -106,9 +112,14 @@ def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
 
 
 def make_plan(program: Program, arguments: Arguments, recompute: bool = False) -> Plan:
-    traced: Traced = trace(program, arguments)
+    traced = trace(program, arguments)
+    choice = None
+    if program.choice is not None:
+        one_client = arguments.rebuild([struct(v) for v in arguments.values])
+        choice = functools.partial(program.choice, one_client)
+        recompute = recompute or choice().recompute
     steps = cut(traced.graph, recompute or program.recompute)
-    return Plan(program.name, steps, arguments.clients, traced.outputs, program.rules(arguments))
+    return Plan(program.name, steps, arguments.clients, traced.outputs, choice)
 
 
 def exchanges(

@@ -1,0 +1,54 @@
+# Needs python3 (3.11 or later), pip and make; everything else goes into .venv, on first use.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint bench clean clean-all
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo       run a small federated program, print its plan, draw its graph"
+	@echo "make test       run the tests             (ARGS='-k ragged' for some of them)"
+	@echo "make lint       check style, format and types"
+	@echo "make bench      run the benchmarks        (ARGS=... is handed on)"
+	@echo "make clean      remove what the targets above have written"
+	@echo "make clean-all  remove the virtual environments too"
+
+demo: $(READY)
+	@$(PY) examples/demo.py
+
+test: $(READY)
+	@$(PY) -m pytest $(ARGS)
+
+lint: $(READY)
+	@echo "ruff check" && $(PY) -m ruff check
+	@echo "ruff format --check" && $(PY) -m ruff format --check
+	@echo "mypy" && $(PY) -m mypy
+
+bench: $(READY)
+	@$(PY) -m benchmarks $(ARGS)
+
+clean:
+	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name .venvs -prune -o -name __pycache__ -prune -exec rm -rf {} +
+
+clean-all: clean
+	rm -rf $(VENV) benchmarks/.venvs
+
+# Some systems ship python3 without ensurepip, and then a venv cannot make its own pip: it gets one
+# from the pip outside. The stamp is written last, so that a broken install is tried again.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "fedgrad needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	         "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PY) -c '' 2>/dev/null || { \
+	    echo "[1/2] Creating $(VENV) with $$($(PYTHON) --version)"; \
+	    $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || \
+	    $(PYTHON) -m venv --clear --without-pip $(VENV); }
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m pip --python $(PY) install --quiet pip
+	@echo "[2/2] Installing fedgrad, JAX and the development tools into $(VENV) (a minute or two)"
+	@$(PY) -m pip install --quiet --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Derivatives of programs, which are programs again: forward, reverse, mixed, and the cheapest."""

@@ -1,0 +1,63 @@
+"""Which rounds a derivative has to pass through.
+
+A value is active if it depends on what is differentiated and influences what is returned. A round
+(or a loop of rounds) is active if one of its sums is; the others cost a derivative nothing.
+"""
+
+from collections.abc import Iterable
+
+import jax.numpy as jnp
+
+from fedgrad.core.graph import Equation, Value
+from fedgrad.core.primitives import jax_primitives
+from fedgrad.plan.stages import Exchange, Loop, Steps
+
+Unit = Exchange | Loop  # what gets a rule of its own: one round with one placement, or a loop
+
+
+def differentiable(value: Value) -> bool:
+    return bool(jnp.issubdtype(value.aval.dtype, jnp.inexact))
+
+
+def active_values(
+    equations: Iterable[Equation], wrt: Iterable[Value], results: Iterable[Value]
+) -> set[Value]:
+    """Values that depend on `wrt` and influence `results`."""
+    equations = list(equations)
+    forward = depends(equations, wrt)
+    backward = set(results)
+    for equation in reversed(equations):
+        if any(v in backward for v in equation.outputs):
+            backward.update(equation.inputs)
+    return forward & backward
+
+
+def active_units(steps: Steps, active: set[Value]) -> list[tuple[int, Unit]]:
+    """The active rounds and loops, each with the number of its step, in order."""
+    units: list[tuple[int, Unit]] = []
+    for number, step in enumerate(steps.steps):
+        for exchange in step.exchanges:
+            if any(total in active for _, total in exchange.up):
+                units.append((number, exchange))
+        for loop in step.loops:
+            if speaks(loop) and any(v in active for v in loop.equation.outputs):
+                units.append((number, loop))
+    return units
+
+
+def speaks(loop: Loop) -> bool:
+    """Is there communication in the loop?"""
+    steps = [step for body in loop.bodies for step in body.steps]
+    return any(
+        any(x.speaks for x in step.exchanges) or any(map(speaks, step.loops)) for step in steps
+    )
+
+
+def depends(equations: Iterable[Equation], inputs: Iterable[Value]) -> set[Value]:
+    """What can have a derivative with respect to these inputs."""
+    found = set(inputs)
+    for equation in equations:
+        if equation.primitive is not jax_primitives.stop_gradient_p:
+            if any(v in found for v in equation.inputs):
+                found.update(v for v in equation.outputs if differentiable(v))
+    return found

@@ -1,0 +1,232 @@
+"""The derivative of a traced program, for any choice of rules.
+
+The program is run as two halves. The first is differentiated forward: a basis of the inputs is
+pushed through it. The second is differentiated backward: a basis of the outputs is pulled through
+it. They meet at the server, which multiplies. All forward and all backward are the extreme cases.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.ad.activity import Unit, active_units, active_values, differentiable
+from fedgrad.ad.evaluate import advance, evaluate, start
+from fedgrad.ad.local import push_basis, pull_basis
+from fedgrad.core.check import check
+from fedgrad.core.graph import Graph, Value, read
+from fedgrad.core.placement import is_client
+from fedgrad.core.primitives import ClosedJaxpr, make_jaxpr, sum_p
+from fedgrad.plan.stages import Loop, Steps, cut
+
+Rules = tuple[str, ...]  # "push" | "local" | "pull" for each active unit, in order
+Array = jax.Array
+Blocks = list[list[Array]]  # derivative[j][i] of shape results[j] + wrt[i]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A program that is to be differentiated, in the view of the server and one client."""
+
+    name: str
+    placements: tuple[str, ...]
+    jaxpr: ClosedJaxpr
+    graph: Graph
+    steps: Steps
+    wrt: tuple[int, ...]  # positions among the inputs
+    results: tuple[int, ...]  # positions among the outputs
+    active: set[Value]
+    units: list[tuple[int, Unit]]
+
+    @property
+    def at_clients(self) -> bool:
+        """Is one of the inputs that are differentiated at clients?"""
+        return any(is_client(self.graph.inputs[i].at) for i in self.wrt)
+
+
+def subject(
+    name: str,
+    fun: Callable[..., list[Any]],
+    values: Sequence[Value],
+    placements: Sequence[str],
+    wrt: Sequence[int],
+    results: Callable[[int], Sequence[int]],
+) -> Subject:
+    """Trace `fun`, a function of flat values; `results` picks the outputs to differentiate."""
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
+    jaxpr, _ = make_jaxpr(fun, placements, *structs)
+    graph = check(jaxpr, values, nested=True, keep_custom=True)
+    steps = cut(graph, recompute=True)
+    chosen = tuple(i for i in results(len(graph.outputs)) if differentiable(graph.outputs[i]))
+    active = active_values(
+        graph.equations, [graph.inputs[i] for i in wrt], [graph.outputs[i] for i in chosen]
+    )
+    return Subject(
+        name,
+        tuple(placements),
+        jaxpr,
+        graph,
+        steps,
+        tuple(wrt),
+        chosen,
+        active,
+        active_units(steps, active),
+    )
+
+
+def derivative(
+    subject: Subject, inputs: list[Any], rules: Rules, forward: bool = False
+) -> tuple[list[Array], Blocks]:
+    """All outputs, and the derivative of the results by the differentiated inputs.
+
+    `forward` decides where no round is active, so that there is no rule to decide.
+    """
+    local = {unit for rule, (_, unit) in zip(rules, subject.units, strict=True) if rule == "local"}
+    if not local and len(set(rules)) <= 1:  # JAX's own derivative does all of it
+        return _one_way(subject, inputs, _original(subject), forward or "push" in rules)
+    turn = _turning_point(subject, rules)
+    if turn in (0, len(subject.steps.steps)):
+        return _one_way(subject, inputs, _with_local(subject, local), forward=turn > 0)
+    return _meet(subject, inputs, local, turn)
+
+
+def rule_vectors(subject: Subject) -> list[Rules]:
+    """Every choice of rules that makes sense: no push at or after a pull, loops not pulled."""
+    vectors: list[tuple[str, ...]] = [()]
+    for number, unit in subject.units:
+        longer = []
+        for vector in vectors:
+            pulled = any(
+                rule == "pull" and at <= number
+                for rule, (at, _) in zip(vector, subject.units, strict=False)
+            )
+            options = ["local"]
+            if not subject.at_clients and not pulled:
+                options.append("push")
+            if not isinstance(unit, Loop) and not _pushed_here(subject, vector, number):
+                options.append("pull")
+            longer += [(*vector, rule) for rule in options]
+        vectors = longer
+    return vectors
+
+
+def _pushed_here(subject: Subject, vector: Rules, number: int) -> bool:
+    return any(
+        rule == "push" and at == number
+        for rule, (at, _) in zip(vector, subject.units, strict=False)
+    )
+
+
+def _turning_point(subject: Subject, rules: Rules) -> int:
+    """The step from which on we go backward."""
+    forward = [
+        at + 1
+        for rule, (at, unit) in zip(rules, subject.units, strict=True)
+        if rule == "push" or (isinstance(unit, Loop) and unit.kind == "while")
+    ]
+    last = max((at + 1 for at, _ in subject.units), default=0)
+    turn = max(forward, default=0)
+    backward = any(rule == "pull" for rule in rules)
+    # With nothing to pull after the last round, go forward to the end: one way is simpler than two.
+    return len(subject.steps.steps) if turn == last and turn > 0 and not backward else turn
+
+
+def _original(subject: Subject) -> Callable[[list[Any]], list[Array]]:
+    return lambda full: jax.core.eval_jaxpr(subject.jaxpr.jaxpr, subject.jaxpr.consts, *full)
+
+
+def _with_local(subject: Subject, local: set[Unit]) -> Callable[[list[Any]], list[Array]]:
+    return lambda full: evaluate(subject.steps, full, local.__contains__)
+
+
+def _one_way(
+    subject: Subject, inputs: list[Any], run: Callable[[list[Any]], list[Array]], forward: bool
+) -> tuple[list[Array], Blocks]:
+    def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
+        outputs = run(_replaced(inputs, subject.wrt, xs))
+        return [outputs[j] for j in subject.results], outputs
+
+    xs = [inputs[i] for i in subject.wrt]
+    if forward:
+        _, blocks, outputs = push_basis(fun, xs)
+        return outputs, blocks
+    outputs, blocks = _pulled(fun, xs)
+    return outputs, blocks
+
+
+def _pulled(
+    fun: Callable[[list[Array]], tuple[list[Array], list[Array]]], xs: list[Array]
+) -> tuple[list[Array], Blocks]:
+    results, pull, outputs = jax.vjp(fun, xs, has_aux=True)
+    return outputs, pull_basis(lambda cts: pull(cts)[0], results)
+
+
+def _meet(
+    subject: Subject, inputs: list[Any], local: set[Unit], turn: int
+) -> tuple[list[Array], Blocks]:
+    steps = subject.steps
+    before, after = steps.steps[:turn], steps.steps[turn:]
+    left_by_loops = {v for step in before for loop in step.loops for v in loop.equation.outputs}
+    own = {*steps.inputs, *steps.indices.values(), *left_by_loops}
+    names: list[Value] = []  # what the first half computes, noted while JAX traces it
+    crossing: list[Value] = []  # the part of it that is differentiated
+
+    def first(xs: list[Array]) -> tuple[list[Array], list[Array]]:
+        env = start(steps, _replaced(inputs, subject.wrt, xs))
+        for step in before:
+            advance(step, env, local.__contains__)
+        # Clients start the second half from what the server has: it was sent to them already.
+        names[:] = [v for v in env if v in own or not is_client(v.at)]
+        crossing[:] = [v for v in names if v in subject.active]
+        return [env[v] for v in crossing], [env[v] for v in names]
+
+    xs = [inputs[i] for i in subject.wrt]
+    middle, pushed, everything = push_basis(first, xs)
+
+    def second(middle: list[Array]) -> tuple[list[Array], list[Array]]:
+        env = dict(zip(names, everything, strict=True))
+        env.update(zip(crossing, middle, strict=True))
+        for step in after:
+            advance(step, env, local.__contains__)
+        outputs = [read(env, v) for v in steps.outputs]
+        return [outputs[j] for j in subject.results], outputs
+
+    outputs, pulled = _pulled(second, middle)
+    results = [outputs[j] for j in subject.results]
+    return outputs, _multiply(pulled, pushed, crossing, xs, results)
+
+
+def _multiply(
+    pulled: Blocks,
+    pushed: Blocks,
+    crossing: Sequence[Value],
+    xs: Sequence[Array],
+    results: Sequence[Array],
+) -> Blocks:
+    """The server multiplies what was pulled with what was pushed; clients do so with their own
+    part, and the products are summed."""
+
+    def term(j: int, c: int, i: int) -> Array:
+        value = crossing[c]
+        product = jnp.tensordot(pulled[j][c], pushed[c][i], len(value.aval.shape))
+        return sum_p.bind(product, placement=value.at) if is_client(value.at) else product
+
+    return [
+        [
+            sum(
+                (term(j, c, i) for c in range(len(crossing))),
+                start=jnp.zeros((*result.shape, *x.shape), result.dtype),
+            )
+            for i, x in enumerate(xs)
+        ]
+        for j, result in enumerate(results)
+    ]
+
+
+def _replaced(inputs: list[Any], positions: Sequence[int], xs: Sequence[Any]) -> list[Any]:
+    full = list(inputs)
+    for i, x in zip(positions, xs, strict=True):
+        full[i] = x
+    return full

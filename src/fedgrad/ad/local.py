@@ -1,0 +1,193 @@
+"""The local rule: to the server, a round is one function, and its clients can send its Jacobian.
+
+Seen from the server, broadcast -> client stage -> sum maps what was sent to what comes back. Its
+derivative is the sum of the clients' own Jacobians. Each client builds its Jacobian by itself, the
+Jacobians are summed like everything else, and the server multiplies. Nothing more goes down, and
+nobody is asked twice: pulled back through, the summed Jacobian is simply a value of the server.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.core.primitives import broadcast_p, sum_p
+
+Array = jax.Array
+# (what was sent, the client's own values) -> what is summed, in the view of one client
+ClientStage = Callable[[list[Array], list[Array]], list[Array]]
+
+
+def local_round(
+    stage: ClientStage, placement: str, depends: Sequence[Sequence[bool]]
+) -> Callable[[list[Array], list[Array]], list[Array]]:
+    """The round as a function of (server values, client values) with the local rule.
+
+    `depends[j][i]`: can the j-th sum have a derivative by the i-th value that is sent?
+    """
+
+    def down(sent: Sequence[Array]) -> list[Array]:
+        return [broadcast_p.bind(x, placement=placement) for x in sent]
+
+    def up(values: Sequence[Array]) -> list[Array]:
+        return [sum_p.bind(x, placement=placement) for x in values]
+
+    @jax.custom_jvp
+    def round_(sent: list[Array], own: list[Array]) -> list[Array]:
+        return up(stage(down(sent), own))
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        (sent, own), (d_sent, d_own) = primals, tangents
+        received = down(sent)
+        active = [i for i, t in enumerate(d_sent) if _nonzero(t)]
+        values, jacobian = _jacobian(stage, received, own, active, depends)
+        totals = up(values)
+        d_totals: list[Any] = [None] * len(totals)
+        for (j, i), block in jacobian.items():
+            block = sum_p.bind(block, placement=placement)
+            product = jnp.tensordot(block, d_sent[i], d_sent[i].ndim)
+            d_totals[j] = _add(d_totals[j], product.astype(totals[j].dtype))
+        # A client's own values can be active too (state in a loop): those tangents are its own.
+        mine = [i for i, t in enumerate(d_own) if _nonzero(t)]
+        if mine:
+            pushed = _push_own(stage, received, own, d_own, mine)
+            for j, t in enumerate(pushed):
+                if t.dtype != jax.dtypes.float0:
+                    d_totals[j] = _add(d_totals[j], sum_p.bind(t, placement=placement))
+        return totals, [
+            _zero_array(x) if t is None else t for x, t in zip(totals, d_totals, strict=True)
+        ]
+
+    round_.defjvp(rule, symbolic_zeros=True)
+    return round_
+
+
+def _jacobian(
+    stage: ClientStage,
+    received: list[Array],
+    own: list[Array],
+    active: list[int],
+    depends: Sequence[Sequence[bool]],
+) -> tuple[list[Array], dict[tuple[int, int], Array]]:
+    """The stage's values and its Jacobian blocks (j, i), of shape values[j] + received[i]."""
+
+    def of_active(xs: list[Array]) -> list[Array]:
+        full = list(received)
+        for i, x in zip(active, xs, strict=True):
+            full[i] = x
+        return stage(full, own)
+
+    shapes = jax.eval_shape(of_active, [received[i] for i in active])
+    rows = [
+        j
+        for j, s in enumerate(shapes)
+        if jnp.issubdtype(s.dtype, jnp.inexact) and any(depends[j][i] for i in active)
+    ]
+    if not rows:
+        return of_active([received[i] for i in active]), {}
+
+    def chosen(xs: list[Array]) -> tuple[list[Array], list[Array]]:
+        values = of_active(xs)
+        return [values[j] for j in rows], values
+
+    xs = [received[i] for i in active]
+    wide, tall = sum(x.size for x in xs), sum(math.prod(shapes[j].shape) for j in rows)
+    if wide <= tall:  # fewer inputs than outputs: push a basis forward, in constant memory
+        _, derivative, values = push_basis(chosen, xs)
+    else:
+        _, pull, values = jax.vjp(chosen, xs, has_aux=True)
+        derivative = pull_basis(lambda cts: pull(cts)[0], [shapes[j] for j in rows])
+    blocks = {
+        (j, i): derivative[row][column]
+        for row, j in enumerate(rows)
+        for column, i in enumerate(active)
+        if depends[j][i]
+    }
+    return values, blocks
+
+
+def push_basis(
+    fun: Callable[[list[Array]], tuple[list[Array], Any]], xs: list[Array]
+) -> tuple[list[Array], list[list[Array]], Any]:
+    """For `out, aux = fun(xs)`: out, its derivative by pushing a basis forward (derivative[j][i] of
+    shape out[j] + xs[i]), and aux.
+
+    The values are computed once, next to all tangents; nothing is stored for a way back.
+    """
+
+    def push(tangents: list[Array]) -> tuple[Any, Any, Any]:
+        return jax.jvp(fun, (xs,), (tangents,), has_aux=True)
+
+    if sum(x.size for x in xs) == 1:  # a single number needs no extra axis
+        out, tangents, aux = push([jnp.ones_like(x) for x in xs])
+        tangents = [t[None] for t in tangents]
+    else:
+        out, tangents, aux = jax.vmap(push, out_axes=(None, 0, None))(_basis(xs))
+    result = []
+    for t in tangents:
+        blocks = []
+        start = 0
+        for x in xs:
+            block = jnp.moveaxis(t[start : start + x.size], 0, -1)
+            blocks.append(block.reshape(*t.shape[1:], *x.shape))
+            start += x.size
+        result.append(blocks)
+    return out, result, aux
+
+
+def pull_basis(
+    pull: Callable[[list[Array]], list[Array]], outs: Sequence[Any]
+) -> list[list[Array]]:
+    """The derivative by pulling back a basis of `outs`: derivative[j][i] of shape outs[j] + xs[i]."""
+    sizes = [math.prod(o.shape) for o in outs]
+    total = sum(sizes)
+    if total == 1:
+        pulled = [p[None] for p in pull([jnp.ones(o.shape, o.dtype) for o in outs])]
+    else:
+        pulled = jax.vmap(pull)(_basis(outs))
+    result = []
+    start = 0
+    for o, size in zip(outs, sizes, strict=True):
+        result.append([p[start : start + size].reshape(*o.shape, *p.shape[1:]) for p in pulled])
+        start += size
+    return result
+
+
+def _basis(xs: Sequence[Any]) -> list[Array]:
+    sizes = [math.prod(x.shape) for x in xs]
+    total, start, basis = sum(sizes), 0, []
+    for x, size in zip(xs, sizes, strict=True):
+        block = jnp.eye(total, size, k=-start, dtype=x.dtype)
+        basis.append(block.reshape(total, *x.shape))
+        start += size
+    return basis
+
+
+def _push_own(
+    stage: ClientStage, received: list[Array], own: list[Array], d_own: Any, mine: list[int]
+) -> list[Array]:
+    def of_own(xs: list[Array]) -> list[Array]:
+        full = list(own)
+        for i, x in zip(mine, xs, strict=True):
+            full[i] = x
+        return stage(received, full)
+
+    _, tangents = jax.jvp(of_own, ([own[i] for i in mine],), ([d_own[i] for i in mine],))
+    return list(tangents)
+
+
+def _nonzero(tangent: Any) -> bool:
+    return not isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+
+
+def _add(a: Any, b: Array) -> Array:
+    return b if a is None else a + b
+
+
+def _zero_array(x: Array) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)

@@ -1,0 +1,166 @@
+"""Choosing the cheapest rules for a derivative: `mode="auto"`.
+
+Rounds are few, so the search is exact: every vector of rules that makes sense is traced, cut into
+a plan like any other program, and priced by what that plan says it sends. What the planner knows
+is therefore what the plan knows: that a constant cotangent needs no second pass, that a constant
+tangent need not be sent, that an inactive round costs nothing.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from fedgrad.ad.derivative import Rules, Subject, derivative, rule_vectors
+from fedgrad.core.check import check
+from fedgrad.core.errors import ArgumentError, PlanError, caller
+from fedgrad.core.graph import Graph, Value
+from fedgrad.core.primitives import make_jaxpr
+from fedgrad.plan.plan import Plan
+from fedgrad.plan.stages import cut
+
+EXHAUSTIVE = 64  # vectors that are all tried; above that, rules are improved one unit at a time
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What the network costs: prices per byte down and up (per client), and per round trip.
+
+    `readdress`: may a derivative ask clients again that the program itself asks only once? By
+    default not: in most federations the same clients cannot be had twice. `client_memory`: bytes
+    that a client can keep between rounds; None is no limit.
+    """
+
+    down: float = 1.0
+    up: float = 1.0
+    round_trip: float = 0.0
+    readdress: bool = False
+    client_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("down", "up", "round_trip"):
+            price = getattr(self, name)
+            if not (isinstance(price, int | float) and math.isfinite(price) and price >= 0):
+                raise ArgumentError(
+                    f"{caller()}: CostModel({name}={price!r}): a price is a number >= 0."
+                )
+
+    def price(self, plan: Plan) -> float:
+        """The price of running a plan once, per client."""
+        traffic = sum(
+            (1 if t.times is None else t.times)
+            * (self.down * t.down_bytes + self.up * t.up_bytes)
+            for t in plan.traffic
+        )
+        return traffic + self.round_trip * plan.rounds
+
+    def allows(self, plan: Plan, program: Plan) -> bool:
+        """May this derivative of `program` be run?"""
+        if not self.readdress and not set(plan.readdressed) <= set(program.readdressed):
+            return False
+        if self.client_memory is None:
+            return True
+        return max(plan.client_memory.values(), default=0) <= self.client_memory
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a derivative is taken: the rule of each active round, and whether clients recompute."""
+
+    rules: Rules
+    recompute: bool = False
+
+
+def choose(subject: Subject, cost: CostModel) -> Choice:
+    """The cheapest choice that the cost model allows."""
+    if not subject.units:
+        return Choice(())
+    program = _plan(subject, subject.graph, recompute=False)
+    prices: dict[Rules, tuple[float, Choice] | None] = {}
+
+    def price(rules: Rules) -> tuple[float, Choice] | None:
+        if rules not in prices:
+            prices[rules] = _price(subject, rules, cost, program)
+        return prices[rules]
+
+    vectors = rule_vectors(subject)
+    if len(vectors) > EXHAUSTIVE:
+        vectors = _improve(vectors, price)
+    found = [best for rules in vectors if (best := price(rules)) is not None]
+    if not found:
+        raise PlanError(
+            f"{caller()}: no way to differentiate {subject.name} satisfies the cost model {cost}: "
+            "every one asks clients again that the program asks only once, or needs more client "
+            "memory. Allow it with fg.CostModel(readdress=True), or choose the mode yourself."
+        )
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _price(
+    subject: Subject, rules: Rules, cost: CostModel, program: Plan
+) -> tuple[float, Choice] | None:
+    graph = derived_graph(subject, rules)
+    if graph is None:
+        return None
+    best = None
+    for recompute in (False, True):
+        plan = _plan(subject, graph, recompute)
+        if cost.allows(plan, program):
+            price = cost.price(plan)
+            if best is None or price < best[0]:
+                best = price, Choice(rules, recompute)
+        if not recompute and not any(plan.client_memory.values()):
+            break  # nothing is remembered, so there is nothing to recompute
+    return best
+
+
+def derived_graph(subject: Subject, rules: Rules) -> Graph | None:
+    """The derivative by these rules as a program; None if JAX cannot take it that way."""
+    values = [Value(v.aval, v.at, v.origin, v.shared) for v in subject.graph.inputs]
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
+
+    def run(*leaves: Any) -> Any:
+        return derivative(subject, list(leaves), rules)
+
+    try:
+        jaxpr, _ = make_jaxpr(run, subject.placements, *structs)
+    except ValueError as error:
+        if "while_loop" in str(error):
+            return None
+        raise
+    return check(jaxpr, values, nested=True)
+
+
+def _plan(subject: Subject, graph: Graph, recompute: bool) -> Plan:
+    anyhow_many = dict.fromkeys(subject.placements, 2)  # nothing that is priced depends on it
+    return Plan(subject.name, cut(graph, recompute), anyhow_many, None)
+
+
+def _improve(
+    vectors: Sequence[Rules], price: Callable[[Rules], tuple[float, Choice] | None]
+) -> list[Rules]:
+    """From each uniform vector, change one rule at a time while that makes it cheaper. Exact where
+    the price of a round does not depend on the rules of the others, which is the ordinary case."""
+    known = set(vectors)
+
+    def cheap(rules: Rules) -> float:
+        found = price(rules)
+        return math.inf if found is None else found[0]
+
+    ends = []
+    for start in (v for v in vectors if len(set(v)) == 1):
+        current = start
+        while True:
+            near = [
+                (*current[:i], rule, *current[i + 1 :])
+                for i in range(len(current))
+                for rule in ("push", "local", "pull")
+            ]
+            better = min((v for v in near if v in known), key=cheap)
+            if cheap(better) >= cheap(current):
+                break
+            current = better
+        ends.append(current)
+    return ends
