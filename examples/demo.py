@@ -44,7 +44,7 @@ def synthetic_clients(rng: np.random.Generator, clients: int) -> list[Any]:
     """Clients with 5 to 120 examples each, and each with its own taste in classes."""
     truth = rng.normal(size=(FEATURES, CLASSES))
     data = []
-    for size in rng.integers(5, 120, clients):
+    for size in rng.integers(5, 121, clients):
         x = rng.normal(size=(size, FEATURES)).astype(np.float32)
         scores = x @ truth + rng.normal(size=CLASSES)
         data.append((x, np.argmax(scores, axis=1).astype(np.int32)))
@@ -58,7 +58,7 @@ def main() -> None:
     key = jax.random.key(0)
     console.rule("The plan, before anything runs")
     plan = fg.plan(fed_avg, weights, lr, everyone.sample(key, 50))
-    console.print(str(plan), markup=False)
+    print(plan)
     Path("out").mkdir(exist_ok=True)
     plan.draw("out/demo.svg")
     console.print("\nIts graph is in [bold]out/demo.svg[/]\n")
@@ -72,7 +72,7 @@ def main() -> None:
     try:
         forgetful(weights, everyone.sample(key, 50))
     except fg.PlacementError as error:
-        console.print(f"[red]PlacementError:[/] {error}")
+        console.print(f"PlacementError: {error}", style="red", markup=False)
 
 
 if __name__ == "__main__":

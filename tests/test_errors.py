@@ -71,7 +71,7 @@ def through_a_closure():
         return fg.mean(loss(z))
 
 
-@misuse(fg.PlacementError, '"x" is at the server', "fg.broadcast(x)")
+@misuse(fg.PlacementError, "at the server", '"z", which is at clients', "fg.broadcast(")
 def through_a_closure_of_vmap():
     @on_clients
     def f(x, z):
@@ -165,7 +165,7 @@ def inside_a_nested_program():
         return inner(x, z)
 
 
-@misuse(fg.PlacementError, "at the server", "at clients", "fg.broadcast(")
+@misuse(fg.PlacementError, "fg.sum takes a value of clients", "at the server", "fg.broadcast")
 def weights_of_the_server():
     @on_clients
     def f(x, z):
@@ -340,7 +340,7 @@ def carry_that_moves_from_server_to_clients():
         def body(c, _):
             return fg.broadcast(c), fg.sum(z)
 
-        return jax.lax.scan(body, x, None, length=2)[1]  # <- here
+        return jax.lax.scan(body, x, None, length=2)  # <- here
 
 
 @misuse(fg.PlanError, "is not supported", "Use jit, scan")

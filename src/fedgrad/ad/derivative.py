@@ -93,7 +93,8 @@ def derivative(
 
 
 def rule_vectors(subject: Subject) -> list[Rules]:
-    """Every choice of rules that makes sense: no push at or after a pull, loops not pulled."""
+    """Every choice of rules that makes sense: a pull gives no tangent to push on, so there is no
+    push at or after a pull."""
     vectors: list[tuple[str, ...]] = [()]
     for number, unit in subject.units:
         longer = []
@@ -105,7 +106,7 @@ def rule_vectors(subject: Subject) -> list[Rules]:
             options = ["local"]
             if not subject.at_clients and not pulled:
                 options.append("push")
-            if not isinstance(unit, Loop) and not _pushed_here(subject, vector, number):
+            if not _is_while(unit) and not _pushed_here(subject, vector, number):
                 options.append("pull")
             longer += [(*vector, rule) for rule in options]
         vectors = longer
@@ -119,12 +120,17 @@ def _pushed_here(subject: Subject, vector: Rules, number: int) -> bool:
     )
 
 
+def _is_while(unit: Unit) -> bool:
+    """JAX cannot pull back through a while_loop."""
+    return isinstance(unit, Loop) and unit.kind == "while"
+
+
 def _turning_point(subject: Subject, rules: Rules) -> int:
     """The step from which on we go backward."""
     forward = [
         at + 1
         for rule, (at, unit) in zip(rules, subject.units, strict=True)
-        if rule == "push" or (isinstance(unit, Loop) and unit.kind == "while")
+        if rule == "push" or _is_while(unit)
     ]
     last = max((at + 1 for at, _ in subject.units), default=0)
     turn = max(forward, default=0)

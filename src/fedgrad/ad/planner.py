@@ -126,11 +126,20 @@ def derived_graph(subject: Subject, rules: Rules) -> Graph | None:
 
     try:
         jaxpr, _ = make_jaxpr(run, subject.placements, *structs)
-    except ValueError as error:
-        if "while_loop" in str(error):
+    except (ValueError, TypeError) as error:
+        if impossible(error):
             return None
         raise
     return check(jaxpr, values, nested=True)
+
+
+def impossible(error: Exception) -> str | None:
+    """Why JAX cannot differentiate this way, if that is what an error of JAX says."""
+    if isinstance(error, ValueError) and "Reverse-mode differentiation" in str(error):
+        return "has a while_loop on the way of the derivative, and JAX cannot pull back through one"
+    if isinstance(error, TypeError) and "custom_vjp" in str(error):
+        return "has a custom_vjp on the way of the derivative, and JAX cannot push through one"
+    return None
 
 
 def _plan(subject: Subject, graph: Graph, recompute: bool) -> Plan:

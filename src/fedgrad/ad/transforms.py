@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, subject
-from fedgrad.ad.planner import Choice, CostModel, choose
+from fedgrad.ad.planner import Choice, CostModel, choose, impossible
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, caller, nearest
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import SERVER, Placement, is_client
@@ -194,21 +194,21 @@ class _Request:
         leaves = jax.tree.leaves(list(arguments.values()))
         traced, shapes = self.trace(arguments)
         rules = self.rules(traced, arguments)
+        inputs = [jnp.asarray(x) for x in leaves]
         try:
-            outputs, blocks = derivative(
-                traced, [jnp.asarray(x) for x in leaves], rules, self.mode == "forward"
-            )
-        except ValueError as error:
-            if "while_loop" not in str(error):
+            outputs, blocks = derivative(traced, inputs, rules, self.mode == "forward")
+        except (ValueError, TypeError) as error:
+            why = impossible(error)
+            if why is None:
                 raise
-            if self.mode == "auto" and not rules:
-                outputs, blocks = derivative(traced, list(map(jnp.asarray, leaves)), rules, True)
-            else:
+            if self.mode != "auto" or rules:
+                other = "reverse" if self.mode == "forward" else "forward"
                 raise PlanError(
-                    f"{caller()}: {self.program.name} has a while_loop on the way of the "
-                    f"derivative, and JAX cannot pull back through one. Use mode='forward', or a "
-                    "scan (lax.fori_loop with a static trip count) instead of the loop."
+                    f"{caller()}: {self.program.name} {why}. Use mode={other!r}, or write it "
+                    "without: a scan (lax.fori_loop with a static trip count) instead of a "
+                    "while_loop, a custom_jvp instead of a custom_vjp."
                 ) from error
+            outputs, blocks = derivative(traced, inputs, rules, forward=True)
         result = jax.tree.unflatten(shapes, outputs)
         y, aux = result if self.has_aux else (result, None)
         return (y, aux), self.assemble(y, arguments, blocks)

@@ -110,8 +110,10 @@ class _Vectorised(Walk):
             self.executor.devices,
             sum(v.bytes for v in (*own, *(v for e in stage.equations for v in e.outputs)) if not v.shared),
         )
-        shared = [(v, env[v]) for v in own if v.shared]
-        each = [(v, env[v]) for v in own if not v.shared]
+        # A constant of an outer loop is the same for all clients, like a store of examples.
+        same = [v for v in own if v.shared or not is_client(v.at)]
+        shared = [(v, env[v]) for v in same]
+        each = [(v, env[v]) for v in own if v not in same]
 
         def one(down: list[Any], shared_values: list[Any], values: list[Any]) -> tuple[Any, Any]:
             names = [r for _, r in exchange.down] + [v for v, _ in shared] + [v for v, _ in each]

@@ -54,7 +54,7 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A stage: what it is called and how much it does."""
+    """A stage: what it is called, if there is a name for it, and how much it does."""
 
     title: str
     detail: str
@@ -116,20 +116,16 @@ class Outline:
     items: tuple[Item, ...]
     links: tuple[Link, ...]
     lanes: dict[str, str]  # placement: its heading
-    arguments: dict[str, dict[str, Size]]  # by placement, then by name
-    results: dict[str, dict[str, Size]]
+    arguments: dict[str, dict[str, str]]  # their sizes, by placement, then by name
+    results: dict[str, dict[str, str]]
 
 
 def outline(plan: Plan) -> Outline:
     lanes = {SERVER: SERVER} | {p: f"{p} ×{n:,}" for p, n in plan.clients.items()}
-    arguments: dict[str, dict[str, Size]] = {lane: {} for lane in lanes}
-    results: dict[str, dict[str, Size]] = {lane: {} for lane in lanes}
-    for v in plan.steps.inputs:
-        _add(arguments[v.at], _argument(v), v)
-    tree = jax.tree.unflatten(plan.outputs, range(len(plan.steps.outputs)))
-    for path, i in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        v = plan.steps.outputs[i]
-        _add(results[v.at if is_client(v.at) else SERVER], _result(path), v)
+    tree = jax.tree.unflatten(plan.outputs, plan.steps.outputs)
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    arguments = _sizes(lanes, [(_argument(v), v) for v in plan.steps.inputs])
+    results = _sizes(lanes, [(_result(path), v) for path, v in leaves])
     walk = _Walk(plan)
     own = {v: _argument(v) for v in plan.steps.inputs if is_client(v.at)}
     items = walk.steps(plan.steps, own, {}, None)
@@ -224,7 +220,7 @@ class _Walk:
         places = [place for e in equations for place in _places(e.primitive, e.params, e.source)]
         detail = plural(len(places), "operation")
         if not places:
-            return Work(nothing, "")
+            return Work("", nothing)
         first = [next((f for f in fs if f not in self.directing), None) for _, fs in places]
         names = Counter(_name(f) for f in first if f is not None)
         if names:
@@ -234,7 +230,7 @@ class _Walk:
         file = files.most_common(1)[0][0]
         lines = sorted(line for (f, line), _ in places if f == file)
         if not file:
-            return Work(detail, "")
+            return Work("", detail)
         span = f"{lines[0]}" if lines[0] == lines[-1] else f"{lines[0]}–{lines[-1]}"
         return Work(f"{file}:{span}", detail)
 
@@ -327,8 +323,20 @@ def _result(path: Sequence[Any]) -> str:
     return f"result[{key}]" if key.isdigit() else key
 
 
-def _add(sizes: dict[str, Size], name: str, v: Value) -> None:
-    sizes[name] = sizes.get(name, Size()) + Size.of([v])
+def _sizes(
+    lanes: Iterable[str], named: Sequence[tuple[str, Value]]
+) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, list[Value]]] = {lane: {} for lane in lanes}
+    for name, v in named:
+        found[v.at if is_client(v.at) else SERVER].setdefault(name, []).append(v)
+    return {
+        lane: {
+            # A store that simulated clients share says nothing about how much one of them has.
+            name: "examples" if any(v.shared for v in values) else Size.of(values).count
+            for name, values in names.items()
+        }
+        for lane, names in found.items()
+    }
 
 
 def _is_float(v: Value) -> bool:

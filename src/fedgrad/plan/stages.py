@@ -116,7 +116,7 @@ def cut(graph: Graph, recompute: bool = False) -> Steps:
 class _Cutter:
     def __init__(self, graph: Graph, live: list[Equation], recompute: bool) -> None:
         self.graph, self.live, self.recompute = graph, live, recompute
-        self.levels = _levels(live)
+        self.levels = _schedule(live)
         self.own = {*graph.inputs, *graph.indices.values()}
         self.at_client: dict[str, set[Value]] = {}  # what each placement has computed or received
         self.maker = {v: e for e in live for v in e.outputs}
@@ -215,8 +215,35 @@ class _Cutter:
         return Exchange(placement, down, stage, tuple((e.inputs[0], e.outputs[0]) for e in sums))
 
 
-def _levels(equations: Sequence[Equation]) -> dict[Value, int]:
-    """The step after which each value can exist: 0 for what needs no communication."""
+def _schedule(equations: Sequence[Equation]) -> dict[Value, int]:
+    """The step after which each value exists.
+
+    A sum of what needs nothing from the server (a count, say) could travel in the first round. It
+    waits for the first round in which its clients are addressed anyway, if that delays nothing.
+    """
+    waits: dict[str, int] = {}
+    levels = _levels(equations, waits)
+    sums = [e for e in equations if e.primitive is sum_p]
+    eager = {e for e in sums if not _sent_before(e, levels)}
+    for placement in dict.fromkeys(e.params["placement"] for e in eager):
+        natural = [
+            levels[e.outputs[0]]
+            for e in sums
+            if e not in eager and e.params["placement"] == placement
+        ]
+        later = _levels(equations, {**waits, placement: min(natural, default=1)})
+        if all(later[e.outputs[0]] == levels[e.outputs[0]] for e in sums if e not in eager):
+            if max(later.values()) == max(levels.values()):
+                waits, levels = {**waits, placement: min(natural, default=1)}, later
+    return levels
+
+
+def _sent_before(equation: Equation, levels: dict[Value, int]) -> bool:
+    return levels.get(equation.inputs[0], 0) > 0
+
+
+def _levels(equations: Sequence[Equation], waits: dict[str, int]) -> dict[Value, int]:
+    """As early as possible, but sums that need nothing not before the round `waits` says."""
     levels: dict[Value, int] = {}
     for equation in equations:
         before = max((levels.get(v, 0) for v in equation.inputs), default=0)
@@ -225,7 +252,7 @@ def _levels(equations: Sequence[Equation]) -> dict[Value, int]:
                 constant = equation.inputs[0].at == ANYWHERE  # a client can make it by itself
                 levels[v] = 0 if constant else before + 1
             elif equation.primitive is sum_p:
-                levels[v] = max(before, 1)
+                levels[v] = before or waits.get(equation.params["placement"], 1)
             elif equation.bodies:  # a client reads what a loop left only in the next step
                 levels[v] = before + (2 if is_client(v.at) else 1)
             else:

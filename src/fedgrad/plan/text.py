@@ -1,7 +1,8 @@
 """A plan for a terminal: one block per round, and what it all costs."""
 
+import textwrap
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fedgrad.core.placement import SERVER
 from fedgrad.plan.layout import (
@@ -26,13 +27,16 @@ WIDTH = 88
 def text(plan: Plan) -> str:
     """The federated graph of a plan as text."""
     shown = outline(plan)
-    width = WIDTH - 2
     lines = [plan.name, ""]
-    lines += _ends("takes", shown.arguments, shown.lanes, width)
-    lines += _items(shown.items, shown, width)
-    lines += _ends("gives", shown.results, shown.lanes, width)
-    body = [_fit(line, WIDTH).rstrip() for line in lines]
-    return "\n".join([*body, "", *(_fit(line, 100).rstrip() for line in summary(plan, shown))])
+    for lane, heading in shown.lanes.items():
+        lines += _wrap(f"  {heading} ← ", _named(shown.arguments[lane]))
+    lines += _items(shown.items, shown, WIDTH)
+    for lane, heading in shown.lanes.items():
+        lines += _wrap(f"  {heading} → ", _named(shown.results[lane]))
+    lines.append("")
+    for line in summary(plan, shown):
+        lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+    return "\n".join(_fit(line, WIDTH).rstrip() for line in lines)
 
 
 def summary(plan: Plan, shown: Outline) -> list[str]:
@@ -78,15 +82,8 @@ def columns(string: str) -> int:
     return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in string)
 
 
-def _ends(
-    verb: str, sizes: dict[str, dict[str, Size]], lanes: dict[str, str], width: int
-) -> list[str]:
-    lines = []
-    for lane, named in sizes.items():
-        words = [f"{name} ({size.count})" for name, size in named.items()]
-        head = f"  {lanes[lane]} {verb} "
-        lines += _wrap(words, head, width) if words else []
-    return lines
+def _named(sizes: dict[str, str]) -> list[str]:
+    return [f"{name} ({size})" for name, size in sizes.items()]
 
 
 def _items(items: Sequence[Item], shown: Outline, width: int) -> list[str]:
@@ -103,7 +100,7 @@ def _items(items: Sequence[Item], shown: Outline, width: int) -> list[str]:
             for part in item.parts:
                 inner += [f"{part.label}:"] if part.label else []
                 inner += _items(part.items, shown, width - 4) or ["  nothing"]
-                inner += _passed_on(part, shown.links)
+                inner += _passed_on(part, shown)
             lines += _box(item.label, inner, width, "╔═╗║╚╝")
     return lines
 
@@ -119,22 +116,31 @@ def _visit(visit: Visit, shown: Outline) -> list[str]:
     return [
         f"↓ {lane}: {down.count}, {down.memory}" if down else f"· {lane}: nothing is sent",
         work,
-        *(f"│ keeps {link.size.memory} for {_where(link.end, shown)}" for link in left),
+        *(f"│ keeps {link.size.memory} {_until(link, shown)}" for link in left),
         *([f"↑ Σ {visit.placement}: {up.count}, {up.memory}"] if up else []),
     ]
 
 
-def _passed_on(part: Part, links: Iterable[Link]) -> list[str]:
+def _passed_on(part: Part, shown: Outline) -> list[str]:
+    """What loops within a loop leave with the client; of a visit, the visit says it."""
     return [
-        f"  {link.placement}: {link.size.memory} stay with the client after each pass"
-        for link in links
-        if link.end is part
+        f"  {shown.lanes[link.placement]} keeps {link.size.memory} of {_where(link.start, shown)}"
+        f" {_until(link, shown)}"
+        for link in shown.links
+        if link.end is part and isinstance(link.start, Frame)
     ]
+
+
+def _until(link: Link, shown: Outline) -> str:
+    if isinstance(link.end, Part):
+        ways = [f for f in frames(shown.items) if link.end in f.parts and f.kind == "cond"]
+        return "for after the cond" if ways else "for the next pass"
+    return f"for {_where(link.end, shown)}"
 
 
 def _where(node: object, shown: Outline) -> str:
     if isinstance(node, Part):
-        return "the next pass" if any(link.end is node for link in shown.links) else "before"
+        return "before"
     if isinstance(node, Frame):
         return f"the {node.label}"
     return next((f"round {r.number}" for r in rounds(shown.items) if node in r.visits), "later")
@@ -146,7 +152,7 @@ def rounds(items: Sequence[Item]) -> list[Round]:
 
 
 def _said(work: Work) -> str:
-    return f"{work.title} · {work.detail}" if work.detail else work.title
+    return f"{work.title} · {work.detail}" if work.title else work.detail
 
 
 def _box(head: str, lines: Sequence[str], width: int, glyphs: str) -> list[str]:
@@ -168,11 +174,12 @@ def _fit(string: str, width: int) -> str:
     return string + " " * (width - columns(string))
 
 
-def _wrap(words: Sequence[str], head: str, width: int) -> list[str]:
-    lines = [head]
-    for i, word in enumerate(words):
-        word += ", " if i + 1 < len(words) else ""
-        if columns(lines[-1] + word) > width and lines[-1].strip() not in ("", head.strip()):
-            lines.append(" " * columns(head))
-        lines[-1] += word
+def _wrap(head: str, words: Sequence[str]) -> list[str]:
+    lines = [head + words[0]] if words else []
+    for word in words[1:]:
+        lines[-1] += ","
+        if columns(f"{lines[-1]} {word}") < WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(" " * columns(head) + word)
     return lines

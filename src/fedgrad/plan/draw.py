@@ -1,0 +1,407 @@
+"""A plan as a picture: time runs to the right, the server is on top, one lane per placement.
+
+Everything gets its horizontal place first (`_Columns`), because how wide things are decides
+which links need a detour below the lane, and that decides how high the lanes are.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape, quoteattr
+
+from fedgrad.core.placement import SERVER
+from fedgrad.plan.layout import Frame, Item, Link, Outline, Part, Round, Size, Visit, Work, outline
+from fedgrad.plan.plan import Plan
+from fedgrad.plan.text import columns, summary
+
+# name: (light, dark). A colour is used as fill or as stroke by the class of the same name.
+INK = {
+    "paper": ("#ffffff", "#0f141a"),
+    "lane": ("#f4f6f8", "#171e26"),
+    "round": ("#e6eaef", "#232d38"),
+    "box": ("#ffffff", "#0f141a"),
+    "ink": ("#1c2229", "#e8edf2"),
+    "quiet": ("#566170", "#a3afbd"),
+    "line": ("#8793a1", "#6d7a89"),
+    "p0": ("#2b5a9b", "#7fb0f0"),
+    "p1": ("#1e7a55", "#5fcf9f"),
+    "p2": ("#a3541a", "#eaa266"),
+    "p3": ("#7647a2", "#c39bee"),
+    "p4": ("#a03060", "#f08db5"),
+}
+FONT = {
+    "sans": "Helvetica, Arial, 'DejaVu Sans', sans-serif",
+    "mono": "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace",
+}
+BOX, LINE, GUTTER, INSET, PAD, SLOT = 42, 15, 22, 11, 12, 96
+Point = tuple[float, float]
+LONGEST = 26  # characters of a name before it is cut; the whole name is its tooltip
+
+
+def svg(plan: Plan) -> str:
+    """The federated graph of a plan as a self-contained SVG."""
+    return _Picture(plan, outline(plan)).document()
+
+
+def text_width(string: str, size: float, bold: bool = False) -> float:
+    """An upper estimate for the usual fonts, so that nothing overlaps whichever is there."""
+    return columns(string) * size * (0.7 if bold else 0.61)
+
+
+def short(name: str, most: int = LONGEST) -> str:
+    return name if len(name) <= most else name[: most // 2] + "…" + name[-(most // 2 - 1) :]
+
+
+@dataclass
+class _Columns:
+    """Where things are from left to right."""
+
+    shown: Outline
+    x: float
+    spans: dict[object, tuple[float, float]] = field(default_factory=dict)
+    column: dict[Visit, tuple[float, float]] = field(default_factory=dict)
+    depth: dict[Frame, int] = field(default_factory=dict)
+
+    def place(self, items: Sequence[Item], depth: int = 0) -> None:
+        linked = bool(self.shown.links)
+        for before, item in zip([None, *items], items, strict=False):
+            if before is not None and not isinstance(before, Work) and not isinstance(item, Work):
+                self.x += SLOT if linked else 2 * PAD
+            if isinstance(item, Work):
+                wide = max(_box_width(item), SLOT - 2 * PAD if linked else 0)
+                self.take(item, wide, PAD)
+            elif isinstance(item, Round):
+                self.round(item)
+            else:
+                self.frame(item, depth)
+
+    def take(self, node: object, wide: float, margin: float = 0) -> None:
+        self.spans[node] = (self.x + margin, self.x + margin + wide)
+        self.x += wide + 2 * margin
+
+    def round(self, item: Round) -> None:
+        """Lower lanes get wider boxes, so that their arrows pass the boxes above outside."""
+        order = list(self.shown.lanes)
+        visits = sorted(item.visits, key=lambda v: order.index(v.placement))
+        inner = max(_visit_width(v) - 2 * GUTTER * i for i, v in enumerate(visits))
+        start, most = self.x + PAD, len(visits) - 1
+        self.take(item, inner + 2 * GUTTER * most + 2 * PAD)
+        for i, visit in enumerate(visits):
+            left = start + GUTTER * (most - i)
+            self.spans[visit] = (left, left + inner + 2 * GUTTER * i)
+            self.column[visit] = self.spans[item]
+
+    def frame(self, item: Frame, depth: int) -> None:
+        self.depth[item] = depth
+        start = self.x = self.x + PAD
+        for i, part in enumerate(item.parts):
+            head = f"{item.label}: {part.label}" if i == 0 else part.label
+            begin, links = self.x, self.shown.links
+            self.x += SLOT / 2 if any(link.start is part for link in links) else 2 * PAD
+            self.place(part.items, depth + 1)
+            self.x += SLOT if any(link.end is part for link in links) else 2 * PAD
+            self.x = max(self.x, begin + text_width(head, 12, bold=True) + 2 * PAD)
+            self.spans[part] = (begin, self.x)
+        self.spans[item] = (start, self.x)
+        self.x += PAD
+
+
+def _box_width(work: Work) -> float:
+    title = text_width(short(work.title), 12)
+    return max(title, text_width(work.detail, 11), 40) + 2 * PAD
+
+
+def _visit_width(visit: Visit) -> float:
+    labels = sum(_label_width(size) + 18 for size in (visit.down, visit.up) if size)
+    own = text_width(short(", ".join(visit.own)), 11) + 40 if visit.own else 0
+    return max(_box_width(visit.work), labels + 2 * INSET, own, 110)
+
+
+def _label_width(size: Size) -> float:
+    return max(text_width(size.count, 11), text_width(size.memory, 11))
+
+
+@dataclass
+class _Picture:
+    plan: Plan
+    shown: Outline
+    ground: list[str] = field(default_factory=list)  # painted in this order
+    lines: list[str] = field(default_factory=list)
+    front: list[str] = field(default_factory=list)
+
+    def document(self) -> str:
+        shown, lanes = self.shown, list(self.shown.lanes)
+        self.colour = {lane: f"p{0 if i == 0 else (i - 1) % 4 + 1}" for i, lane in enumerate(lanes)}
+        names = {lane: _ends(shown.arguments[lane]) for lane in lanes}
+        gives = {lane: _ends(shown.results[lane]) for lane in lanes}
+        heads = [text_width(shown.lanes[lane], 13, bold=True) for lane in lanes]
+        self.left = 2 * PAD + max(heads + [_widest(names[lane]) + 34 for lane in lanes]) + PAD
+        at = self.at = _Columns(shown, self.left + 2 * PAD)
+        at.place(shown.items)
+        self.right = at.x + (SLOT if any(link.end is None for link in shown.links) else 3 * PAD)
+        caption = summary(self.plan, shown)
+        captions = max(text_width(line, 11.5) for line in caption) + 4 * PAD
+        width = self.right + max(_widest(gives[lane]) for lane in lanes) + 3 * PAD
+        width = math.ceil(max(width, captions, text_width(self.plan.name, 16, bold=True) + 4 * PAD))
+        deepest = max(at.depth.values(), default=-1) + 1
+        self.head = 46 + 16 * len(caption) + PAD
+        y = self.top = self.head + 22 * deepest + 24
+        self.y: dict[str, float] = {}  # the middle of the boxes of each lane
+        tracks = {lane: self.detours(lane) for lane in lanes}
+        for lane in lanes:
+            more = LINE * max(0, len(names[lane]) - 2, len(gives[lane]) - 2)
+            below = 0 if lane == SERVER else 30 + 20 * len(set(tracks[lane].values()))
+            high = BOX + 2 * PAD + max(below, more)
+            self.y[lane] = y + PAD + BOX / 2
+            self.rect("lane", PAD, y, width - 2 * PAD, high, 8)
+            self.rect(self.colour[lane], PAD, y, 4, high, 2)
+            self.ends(lane, names[lane], gives[lane], y)
+            y += high + 46
+        self.bottom = y - 46 + PAD
+        self.messages(shown.items)
+        for link in shown.links:
+            self.link(link, tracks[link.placement].get(link))
+        height = math.ceil(self.bottom + 10 * deepest + PAD)
+        self.write(2 * PAD, 30, self.plan.name, 16, "ink", bold=True)
+        for i, line in enumerate(caption):
+            self.write(2 * PAD, 50 + 16 * i, line, 11.5, "quiet")
+        about = escape(". ".join(caption))
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" class="fedgrad" role="img" '
+                f'width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+                f'font-family="{FONT["sans"]}">',
+                f"<title>Federated graph of {escape(self.plan.name)}</title>",
+                f"<desc>{about}</desc>",
+                f"<style>{_style()}</style>",
+                f'<rect class="fill-paper" width="{width}" height="{height}"/>',
+                *self.ground,
+                *self.lines,
+                *self.front,
+                "</svg>",
+                "",
+            ]
+        )
+
+    # --- what is drawn --------------------------------------------------------------------
+
+    def ends(self, lane: str, names: list[str], gives: list[str], top: float) -> None:
+        """The heading and the arguments on the left, the results on the right."""
+        self.write(2 * PAD + 4, top + 22, self.shown.lanes[lane], 13, self.colour[lane], bold=True)
+        y, first = self.y[lane], top + 42
+        for i, name in enumerate(names):
+            self.write(2 * PAD + (22 if lane != SERVER else 4), first + LINE * i, name, 11, "ink")
+        if names and lane != SERVER:
+            self.store(2 * PAD + 5, first - 10, self.colour[lane])
+        if lane == SERVER:
+            # Branches are drawn side by side, but nothing goes from one to the next.
+            ways = [f for f in self.at.depth if f.kind == "cond"]
+            starts = sorted(self.at.spans[part][0] for f in ways for part in f.parts[1:])
+            for x, end in zip([self.left, *starts], [*starts, self.right], strict=True):
+                cut, stop = PAD * (x != self.left), PAD * (end != self.right)
+                arrow = bool(stop or gives)
+                self.line([(x + cut, y), (end - stop, y)], self.colour[lane], arrow)
+        lowest = y + 4 - LINE * (min(len(gives), 2) - 1) / 2
+        for i, name in enumerate(gives):
+            self.write(self.right + 8, lowest + LINE * i, name, 11, "ink")
+
+    def messages(self, items: Sequence[Item]) -> None:
+        for item in items:
+            if isinstance(item, Work):
+                self.box(item, *self.at.spans[item], SERVER)
+            elif isinstance(item, Round):
+                left, right = self.at.spans[item]
+                if item.number is not None:
+                    x, high = (left + right) / 2, self.bottom - self.top + 18
+                    self.rect("round", left, self.top - 22, right - left, high)
+                    self.write(x, self.top - 7, f"round {item.number}", 11.5, "quiet", "middle")
+                for visit in item.visits:
+                    self.visit(visit)
+            else:
+                self.frame(item)
+
+    def visit(self, visit: Visit) -> None:
+        (left, right), lane = self.at.spans[visit], visit.placement
+        y, colour, server = self.y[lane], self.colour[lane], self.y[SERVER]
+        self.box(visit.work, left, right, lane)
+        label = y - BOX / 2 - PAD - 30  # in the space above the lane
+        if visit.down:
+            x = left + INSET
+            self.line([(x, server), (x, y - BOX / 2)], colour)
+            self.dot(x, server, colour)
+            self.sizes(x + 7, label, visit.down, "start")
+        if visit.up:
+            x = right - INSET
+            self.line([(x, y - BOX / 2), (x, server + 9)], colour)
+            self.sum(x, server, colour)
+            self.sizes(x - 7, label, visit.up, "end")
+        if visit.own:
+            x, below = (left + right) / 2, y + BOX / 2
+            name = short(", ".join(visit.own))
+            start = x - text_width(name, 11) / 2 - 2
+            self.line([(start, below + 14), (start, below)], colour)
+            self.store(start - 5.5, below + 14, colour)
+            self.write(start + 11, below + 24, name, 11, "ink")
+
+    def frame(self, frame: Frame) -> None:
+        depth = self.at.depth[frame]
+        left, right = self.at.spans[frame]
+        top = self.head + 22 * depth
+        low = self.bottom + 2 + 10 * (max(self.at.depth.values()) - depth)
+        self.ground.append(
+            f'<rect class="stroke-line" data-frame={quoteattr(frame.label)} fill="none" '
+            f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
+            f'height="{low - top:.1f}" rx="6" stroke-width="1.3"/>'
+        )
+        for i, part in enumerate(frame.parts):
+            begin, _ = self.at.spans[part]
+            words = [frame.label] * (i == 0) + [part.label] * bool(part.label)
+            self.write(begin + PAD, top + 16, ": ".join(words), 12, "ink", bold=True)
+            if i:
+                self.line([(begin, top), (begin, low)], "line", arrow=False, dash=True)
+            self.messages(part.items)
+
+    def link(self, link: Link, track: int | None) -> None:
+        """What a client keeps: straight to the next box, or below the boxes in between."""
+        start, end = self.reach(link)
+        y, colour = self.y[link.placement], self.colour[link.placement]
+        stays = link.end is None
+        path = [(start, y), (end, y)]
+        if track is not None:
+            below, low = y + BOX / 2, y + BOX / 2 + 38 + 20 * track
+            path = [(start, low)]
+            if isinstance(link.start, Visit):
+                path = [(start - INSET, below), (start - INSET, low)]
+            if isinstance(link.end, Visit):
+                path += [(end + INSET, low), (end + INSET, below)]
+            else:
+                path += [(end - INSET, low), (end - INSET, y), (end, y)]
+            y = low
+        self.line(path, colour, dash=not stays)
+        if isinstance(link.start, Part):
+            return  # the other end of the same pass says how much it is
+        column = self.at.column[link.start] if isinstance(link.start, Visit) else (start, start)
+        x = column[1] + SLOT / 2
+        self.write(x, y - 4, "result" if stays else "keeps", 10.5, "quiet", "middle")
+        self.write(x, y + 12, link.size.memory, 10.5, "ink", "middle")
+
+    def reach(self, link: Link) -> tuple[float, float]:
+        start = self.at.spans[link.start][0 if isinstance(link.start, Part) else 1]
+        if link.end is None:
+            return start, self.right
+        return start, self.at.spans[link.end][1 if isinstance(link.end, Part) else 0]
+
+    def detours(self, lane: str) -> dict[Link, int]:
+        """Links with a box in between, each with the first track that is free there."""
+        links = [link for link in self.shown.links if link.placement == lane]
+        ends = {end for link in links for end in (link.start, link.end) if isinstance(end, Frame)}
+        boxes = [
+            span
+            for node, span in self.at.spans.items()
+            if node in ends or (isinstance(node, Visit) and node.placement == lane)
+        ]
+        found: dict[Link, int] = {}
+        for link in links:
+            start, end = self.reach(link)
+            if any(start < left and right < end for left, right in boxes):
+                taken = {
+                    track
+                    for other, track in found.items()
+                    if self.reach(other)[0] < end + SLOT and start < self.reach(other)[1] + SLOT
+                }
+                found[link] = next(i for i in range(len(found) + 1) if i not in taken)
+        return found
+
+    # --- strokes --------------------------------------------------------------------------
+
+    def box(self, work: Work, left: float, right: float, lane: str) -> None:
+        y, middle = self.y[lane], (left + right) / 2
+        self.rect("box", left, y - BOX / 2, right - left, BOX, 5, self.colour[lane], work.title)
+        if work.title:
+            self.write(middle, y - 3, short(work.title), 12, "ink", "middle", mono=True)
+        self.write(middle, y + (13 if work.title else 4), work.detail, 11, "quiet", "middle")
+
+    def sizes(self, x: float, y: float, size: Size, anchor: str) -> None:
+        self.write(x, y, size.count, 11, "ink", anchor)
+        self.write(x, y + 13, size.memory, 11, "quiet", anchor)
+
+    def sum(self, x: float, y: float, colour: str) -> None:
+        self.front.append(
+            f'<circle class="fill-box stroke-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="9" '
+            'stroke-width="1.4"/>'
+        )
+        self.write(x, y + 4, "Σ", 11, colour, "middle", bold=True)
+
+    def dot(self, x: float, y: float, colour: str) -> None:
+        self.front.append(f'<circle class="fill-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+
+    def store(self, x: float, y: float, colour: str) -> None:
+        """The glyph of a client's own data."""
+        self.front.append(
+            f'<path class="fill-box stroke-{colour}" stroke-width="1.2" d="M{x:.1f} {y + 2:.1f}'
+            'v8a5.5 2.2 0 0 0 11 0v-8a5.5 2.2 0 0 0 -11 0a5.5 2.2 0 0 0 11 0"/>'
+        )
+
+    def rect(
+        self, fill: str, x: float, y: float, width: float, height: float,
+        radius: float = 6, stroke: str = "", tip: str = "",
+    ) -> None:  # fmt: skip
+        edge = f' stroke-{stroke}" stroke-width="1.4' if stroke else ""
+        title = f"<title>{escape(tip)}</title>" if tip else ""
+        (self.front if stroke else self.ground).append(
+            f'<rect class="fill-{fill}{edge}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
+            f'height="{height:.1f}" rx="{radius}">{title}</rect>'
+        )
+
+    def line(
+        self, points: Sequence[Point], colour: str, arrow: bool = True, dash: bool = False
+    ) -> None:
+        dashes = ' stroke-dasharray="4 3"' if dash else ""
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        self.lines.append(
+            f'<path class="stroke-{colour}" fill="none" stroke-width="1.4"{dashes} d="M{path}"/>'
+        )
+        if arrow:  # a path of its own, because not every viewer draws markers
+            (a, b), (x, y) = points[-2:]
+            across = f"l{-7 if x > a else 7} -3.5v7z"
+            along = f"l-3.5 {-7 if y > b else 7}h7z"
+            head = f"M{x:.1f} {y:.1f}{across if x != a else along}"
+            self.lines.append(f'<path class="fill-{colour}" d="{head}"/>')
+
+    def write(
+        self, x: float, y: float, words: str, size: float, colour: str,
+        anchor: str = "start", bold: bool = False, mono: bool = False,
+    ) -> None:  # fmt: skip
+        style = f' font-family="{FONT["mono"]}"' if mono else ""
+        style += ' font-weight="600"' if bold else ""
+        self.front.append(
+            f'<text class="fill-{colour}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
+            f'text-anchor="{anchor}"{style}>{escape(words)}</text>'
+        )
+
+
+def _ends(sizes: dict[str, str]) -> list[str]:
+    lines = [f"{short(name, 20)} · {size}" for name, size in sizes.items()]
+    return lines if len(lines) <= 4 else [*lines[:3], f"and {len(lines) - 3} more"]
+
+
+def _widest(lines: Sequence[str]) -> float:
+    return max((text_width(line, 11) for line in lines), default=0)
+
+
+def _style() -> str:
+    """Plain colours first, for viewers that know neither variables nor dark mode."""
+
+    def rules(use: str) -> str:
+        return "".join(
+            f".fedgrad .fill-{n}{{fill:{use.format(n=n, light=light)}}}"
+            f".fedgrad .stroke-{n}{{stroke:{use.format(n=n, light=light)}}}"
+            for n, (light, _) in INK.items()
+        )
+
+    light, dark = ("".join(f"--fg-{n}:{c[i]};" for n, c in INK.items()) for i in (0, 1))
+    return (
+        rules("{light}")
+        + f"@supports (fill:var(--a)){{svg.fedgrad{{{light}}}{rules('var(--fg-{n})')}}}"
+        + f"@media (prefers-color-scheme:dark){{svg.fedgrad{{{dark}}}}}"
+    )
