@@ -16,7 +16,7 @@ from jax import lax
 Weights = dict[str, jax.Array]
 Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 SHIFTS = [(i, j) for i in range(3) for j in range(3)]
-# JAX 0.4.25, on which FedJAX is faster, has none.
+# JAX 0.4.25, which FedJAX's pmap backend needs, has none.
 _barrier = getattr(lax, "optimization_barrier", lambda x: x)
 
 

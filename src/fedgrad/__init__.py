@@ -1,6 +1,7 @@
 """Federated automatic differentiation on JAX."""
 
 from fedgrad import executors
+from fedgrad.ad.explain import explain
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.transforms import grad, jacobian, jvp, value_and_grad, vjp
 from fedgrad.core.cohort import Cohort, Population, cohort, population

@@ -3,6 +3,7 @@
 Three ways, by what is faster: all at once (vmap), chunk by chunk, and dealt over devices.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,36 +35,90 @@ class Clients:
         fits = max(1, CACHE // max(self.bytes, 1))
         return min(count, fits, RAGGED_BLOCK if self.ragged else count)
 
+    def choose_devices(self) -> list[Any]:
+        devices = jax.local_devices()
+        wanted = len(devices) if self.devices is None else min(self.devices, len(devices))
+        return devices[: min(wanted, self.count)]
+
 
 def map_sum(
     one: OneClient, clients: Clients, down: list[Any], shared: list[Any], each: list[Any]
 ) -> tuple[list[Array], list[Array]]:
     """The sums over all clients, and what stays with each of them (stacked)."""
-    return _in_chunks(one, clients, down, shared, each)
+    devices = clients.choose_devices()
+    if len(devices) > 1:
+        return _over_devices(one, clients, devices, down, shared, each)
+    return _in_chunks(one, clients, clients.count, None, down, shared, each)
+
+
+def _over_devices(
+    one: OneClient,
+    clients: Clients,
+    devices: list[Any],
+    down: list[Any],
+    shared: list[Any],
+    each: list[Any],
+) -> tuple[list[Array], list[Array]]:
+    d, n = len(devices), clients.count
+    share = -(-n // d)
+    mesh = jax.sharding.Mesh(devices, ("devices",))
+    split, whole = jax.P("devices"), jax.P()
+    # Clients are sorted by size, so dealing them like cards gives every device the same work.
+    dealt = jnp.arange(share * d).reshape(share, d).T.reshape(-1)
+    order = dealt if clients.ragged else jnp.arange(share * d)
+    if clients.ragged or share * d != n:
+        each = [x[jnp.minimum(order, n - 1)] for x in each]
+    valid = order < n
+
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(whole, whole, split, split),
+        out_specs=(whole, split),
+        check_vma=False,
+    )
+    def on_device(down: Any, shared: Any, each: Any, valid: Array) -> Any:
+        mask = valid if share * d != n else None
+        totals, kept = _in_chunks(one, clients, share, mask, down, shared, each)
+        return (jax.lax.psum(totals, "devices") if totals else []), kept
+
+    totals, kept = on_device(down, shared, each, valid)
+    if clients.ragged:
+        back = jnp.argsort(order)[:n]
+        return totals, [k[back] for k in kept]
+    return totals, [k[:n] for k in kept]
 
 
 def _in_chunks(
-    one: OneClient, clients: Clients, down: list[Any], shared: list[Any], each: list[Any]
+    one: OneClient,
+    clients: Clients,
+    n: int,
+    valid: Array | None,
+    down: list[Any],
+    shared: list[Any],
+    each: list[Any],
 ) -> tuple[list[Array], list[Array]]:
-    n = clients.count
+    """`n` clients, of which only the valid ones count in the sums."""
     chunk = clients.choose_chunk(n)
     if chunk == n:
         up, kept = _vmap(one, n, down, shared, each)
-        return [_narrow(_total(x), x) for x in up], kept
-    steps = -(-n // chunk)
+        return [_narrow(_total(_where(valid, x)), x) for x in up], kept
 
     def step(carry: Any, i: Array) -> tuple[Any, list[Array]]:
         start = jnp.minimum(i * chunk, n - chunk)
         # The last chunk is moved back to be full; the clients it repeats are left out of its sum.
-        fresh = start + jnp.arange(chunk) >= i * chunk
+        counts = start + jnp.arange(chunk) >= i * chunk if n % chunk else None
+        if valid is not None:
+            here = jax.lax.dynamic_slice_in_dim(valid, start, chunk)
+            counts = here if counts is None else here & counts
         mine = [jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in each]
         up, kept = _vmap(one, chunk, down, shared, mine)
-        sums = [_total(_where(fresh, x)) for x in up]
+        sums = [_total(_where(counts, x)) for x in up]
         return [_add(c, s) for c, s in zip(carry, sums, strict=True)], kept
 
     shapes = jax.eval_shape(lambda: _vmap(one, chunk, down, shared, [x[:chunk] for x in each])[0])
     zeros = [(jnp.zeros(s.shape[1:], _wide(s.dtype)),) * 2 for s in shapes]
-    carry, kept = jax.lax.scan(step, zeros, jnp.arange(steps))
+    carry, kept = jax.lax.scan(step, zeros, jnp.arange(-(-n // chunk)))
     totals = [_narrow(s + c, shape) for (s, c), shape in zip(carry, shapes, strict=True)]
     return totals, [_joined(k, n, chunk) for k in kept]
 
@@ -108,7 +163,9 @@ def _narrow(total: Array, like: Any) -> Array:
     return total.astype(like.dtype)
 
 
-def _where(mask: Array, x: Array) -> Array:
+def _where(mask: Array | None, x: Array) -> Array:
+    if mask is None:
+        return x
     return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))
 
 

@@ -33,7 +33,7 @@ FONT = {
     "sans": "Helvetica, Arial, 'DejaVu Sans', sans-serif",
     "mono": "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace",
 }
-BOX, LINE, GUTTER, INSET, PAD, SLOT = 42, 15, 22, 11, 12, 96
+BOX, LINE, GUTTER, INSET, PAD, SLOT, TRACK = 42, 15, 22, 11, 12, 96, 28
 Point = tuple[float, float]
 LONGEST = 26  # characters of a name before it is cut; the whole name is its tooltip
 
@@ -150,7 +150,7 @@ class _Picture:
         tracks = {lane: self.detours(lane) for lane in lanes}
         for lane in lanes:
             more = LINE * max(0, len(names[lane]) - 2, len(gives[lane]) - 2)
-            below = 0 if lane == SERVER else 30 + 20 * len(set(tracks[lane].values()))
+            below = 0 if lane == SERVER else 30 + TRACK * len(set(tracks[lane].values()))
             high = BOX + 2 * PAD + max(below, more)
             self.y[lane] = y + PAD + BOX / 2
             self.rect("lane", PAD, y, width - 2 * PAD, high, 8)
@@ -268,10 +268,11 @@ class _Picture:
         stays = link.end is None
         path = [(start, y), (end, y)]
         if track is not None:
-            below, low = y + BOX / 2, y + BOX / 2 + 38 + 20 * track
+            below, low = y + BOX / 2, y + BOX / 2 + 38 + TRACK * track
             path = [(start, low)]
             if isinstance(link.start, Visit):
-                path = [(start - INSET, below), (start - INSET, low)]
+                x = start - INSET - 6 * track
+                path = [(x, below), (x, low)]
             if isinstance(link.end, Visit):
                 path += [(end + INSET, low), (end + INSET, below)]
             else:

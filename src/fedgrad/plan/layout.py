@@ -323,9 +323,7 @@ def _result(path: Sequence[Any]) -> str:
     return f"result[{key}]" if key.isdigit() else key
 
 
-def _sizes(
-    lanes: Iterable[str], named: Sequence[tuple[str, Value]]
-) -> dict[str, dict[str, str]]:
+def _sizes(lanes: Iterable[str], named: Sequence[tuple[str, Value]]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, list[Value]]] = {lane: {} for lane in lanes}
     for name, v in named:
         found[v.at if is_client(v.at) else SERVER].setdefault(name, []).append(v)

@@ -1,6 +1,5 @@
 """A plan for a terminal: one block per round, and what it all costs."""
 
-import textwrap
 import unicodedata
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ from fedgrad.plan.layout import (
 )
 from fedgrad.plan.plan import Plan
 
-WIDTH = 88
+WIDTH, WIDEST = 88, 100  # of boxes, and of any line
 
 
 def text(plan: Plan) -> str:
@@ -35,8 +34,8 @@ def text(plan: Plan) -> str:
         lines += _wrap(f"  {heading} → ", _named(shown.results[lane]))
     lines.append("")
     for line in summary(plan, shown):
-        lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
-    return "\n".join(_fit(line, WIDTH).rstrip() for line in lines)
+        lines += _wrap("", line.split(" · "), " ·", WIDEST)
+    return "\n".join(_fit(line, WIDEST).rstrip() for line in lines)
 
 
 def summary(plan: Plan, shown: Outline) -> list[str]:
@@ -156,7 +155,7 @@ def _said(work: Work) -> str:
 
 
 def _box(head: str, lines: Sequence[str], width: int, glyphs: str) -> list[str]:
-    corner, bar, end, side, left, right = glyphs
+    corner, bar, end, side, left, right = list(glyphs)
     top = f"{corner}{bar} {_fit(head, width - 6).rstrip()} "
     return [
         top + bar * (width - columns(top) - 1) + end,
@@ -174,12 +173,12 @@ def _fit(string: str, width: int) -> str:
     return string + " " * (width - columns(string))
 
 
-def _wrap(head: str, words: Sequence[str]) -> list[str]:
+def _wrap(head: str, words: Sequence[str], between: str = ",", width: int = WIDTH) -> list[str]:
     lines = [head + words[0]] if words else []
     for word in words[1:]:
-        lines[-1] += ","
-        if columns(f"{lines[-1]} {word}") < WIDTH:
+        lines[-1] += between
+        if columns(f"{lines[-1]} {word}") < width:
             lines[-1] += f" {word}"
         else:
-            lines.append(" " * columns(head) + word)
+            lines.append(" " * max(2, columns(head)) + word)
     return lines

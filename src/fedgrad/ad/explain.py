@@ -1,0 +1,182 @@
+"""What each way of differentiating a program costs, before anything runs."""
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from fedgrad.ad.planner import CostModel
+from fedgrad.ad.transforms import Argnums, grad, jacobian
+from fedgrad.core.errors import PlanError
+from fedgrad.core.program import Program
+from fedgrad.plan.plan import Plan, plan
+
+MODES = ("forward", "reverse", "mixed", "auto")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mode: its plan and price, or why it cannot be had."""
+
+    mode: str
+    plan: Plan | None
+    price: float | None
+    allowed: bool
+    problem: str = ""
+
+    @property
+    def totals(self) -> tuple[int, int, int, int]:
+        """Scalars down and up, bytes down and up, per client; an open loop counted once."""
+        assert self.plan is not None
+        rows = [(1 if t.times is None else t.times, t) for t in self.plan.traffic]
+        return (
+            sum(n * t.down for n, t in rows),
+            sum(n * t.up for n, t in rows),
+            sum(n * t.down_bytes for n, t in rows),
+            sum(n * t.up_bytes for n, t in rows),
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The program's plan and a table of modes. Print it, or show it in a notebook."""
+
+    program: Plan
+    rows: tuple[Row, ...]
+    cost: CostModel
+
+    def __getitem__(self, mode: str) -> Row:
+        return next(row for row in self.rows if row.mode == mode)
+
+    @property
+    def reason(self) -> str:
+        """Why the planner chooses what it chooses."""
+        auto = self["auto"]
+        if auto.plan is None or auto.price is None:
+            return f"auto: {auto.problem}"
+        rules = ", ".join(auto.plan.rules) or "no round is active: nothing more is sent"
+        parts = [f"auto takes {rules} for {_number(auto.price)}."]
+        for row in self.rows[:3]:
+            if row.plan is None or row.price is None:
+                parts.append(f"{row.mode} is not possible: {row.problem}.")
+            elif not row.allowed:
+                parts.append(f"{row.mode} is not allowed: {row.problem}.")
+            elif row.price > auto.price:
+                parts.append(f"{row.mode} costs {_number(row.price)}{_times(row, auto)}.")
+            else:
+                parts.append(f"{row.mode} costs the same.")
+        return " ".join(parts)
+
+    def __rich__(self) -> Group:
+        table = Table(box=box.SIMPLE_HEAVY, title=f"differentiating {self.program.name}")
+        for name in ("mode", "rules", "rounds"):
+            table.add_column(name, justify="right" if name == "rounds" else "left")
+        for name in ("down", "up", "bytes down", "bytes up"):
+            table.add_column(name, justify="right")
+        for name in ("asked again", "memory", "price"):
+            table.add_column(name, justify="right" if name != "asked again" else "left")
+        table.add_row(*_cells("no derivative", self.program, None), style="dim")
+        for row in self.rows:
+            style = "bold green" if row.mode == "auto" else "" if row.allowed else "dim red"
+            table.add_row(*_cells(row.mode, row.plan, row), style=style)
+        note = Text("per client; asked again: placements that are addressed in more than one round")
+        return Group(table, Text(self.reason), Text(note.plain, style="dim"))
+
+    def __str__(self) -> str:
+        return self._shown(Console(file=io.StringIO(), width=110, color_system=None))
+
+    def _repr_html_(self) -> str:
+        console = Console(file=io.StringIO(), width=110, record=True, force_jupyter=False)
+        console.print(self)
+        table = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return f"<div>{self.program.draw()}{table}</div>"
+
+    def _shown(self, console: Console) -> str:
+        console.print(Text(str(self.program)))
+        console.print(self)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def explain(
+    program: Program,
+    *args: Any,
+    argnums: Argnums = 0,
+    cost: CostModel | None = None,
+    has_aux: bool = False,
+    **kwargs: Any,
+) -> Explanation:
+    """The graph of a program, and what its derivative costs in each mode. Nothing is run."""
+    cost = cost or CostModel()
+    primal = plan(program, *args, **kwargs)
+    scalar = _is_scalar(primal, has_aux)
+    derive = grad if scalar else jacobian
+    rows = []
+    for mode in MODES:
+        chosen = {"cost": cost} if mode == "auto" else {}
+        try:
+            derived = derive(program, argnums, mode=mode, has_aux=has_aux, **chosen)  # type: ignore[arg-type]
+            row = plan(derived, *args, **kwargs)
+        except PlanError as error:
+            rows.append(Row(mode, None, None, False, str(error)))
+            continue
+        allowed = cost.allows(row, primal)
+        again = sorted(set(row.readdressed) - set(primal.readdressed))
+        problem = ""
+        if not allowed:
+            problem = (
+                f"it asks {', '.join(again)} again"
+                if again and not cost.readdress
+                else "clients would have to remember too much"
+            )
+        rows.append(Row(mode, row, cost.price(row), allowed, problem))
+    return Explanation(primal, tuple(rows), cost)
+
+
+def _is_scalar(primal: Plan, has_aux: bool) -> bool:
+    shapes = [v.aval.shape for v in primal.steps.outputs]
+    if has_aux:
+        tree = jax.tree.unflatten(primal.outputs, shapes)
+        shapes = jax.tree.leaves(tree[0], is_leaf=lambda x: isinstance(x, tuple))
+    return len(shapes) == 1 and shapes[0] == ()
+
+
+def _cells(name: str, row: Plan | None, source: Row | None) -> list[str]:
+    if row is None:
+        return [name, "-", *["-"] * 8]
+    full = source or Row(name, row, None, True)
+    down, up, down_bytes, up_bytes = full.totals
+    memory = max(row.client_memory.values(), default=0)
+    return [
+        name,
+        ", ".join(row.rules) or "-",
+        str(row.rounds),
+        f"{down:,}",
+        f"{up:,}",
+        _bytes(down_bytes),
+        _bytes(up_bytes),
+        ", ".join(row.readdressed) or "nobody",
+        _bytes(memory),
+        "" if full.price is None else _number(full.price) + ("" if full.allowed else " ✗"),
+    ]
+
+
+def _bytes(n: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if n < 1000 or unit == "TB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    raise AssertionError
+
+
+def _number(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 or x == int(x) else f"{x:,.2f}"
+
+
+def _times(row: Row, auto: Row) -> str:
+    assert row.price is not None and auto.price is not None
+    return f" ({row.price / auto.price:.1f}x)" if auto.price > 0 else ""

@@ -1,0 +1,104 @@
+"""The command `fedgrad`."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fedgrad.ad.explain import explain
+from fedgrad.ad.planner import CostModel
+from fedgrad.core.errors import ArgumentError, FederatedError, nearest
+from fedgrad.core.program import Program
+
+EXPLAIN = """\
+Show what differentiating a program costs, mode by mode, before anything runs.
+
+PROGRAM is module:name of a program (the current folder is searched too). Its arguments come from a
+function or tuple in the same module, by default called `arguments`; arrays, cohorts and
+jax.ShapeDtypeStruct will do.
+
+  fedgrad explain examples.class_one:loss
+  fedgrad explain examples.distillation:loss --argnums x --up 5 --readdress
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code: 0 well, 1 an error in the program, 2 in the call."""
+    parser = argparse.ArgumentParser(
+        prog="fedgrad", description="Federated automatic differentiation on JAX."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    command = commands.add_parser(
+        "explain",
+        help="what differentiating a program costs in each mode",
+        description=EXPLAIN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("program", metavar="PROGRAM", help="module:name")
+    command.add_argument("--arguments", default="arguments", help="name in the module")
+    command.add_argument("--argnums", default="0", help="argument to differentiate by: 0, or x,y")
+    command.add_argument("--down", type=float, default=1.0, help="price of a byte down")
+    command.add_argument("--up", type=float, default=1.0, help="price of a byte up")
+    command.add_argument("--round-trip", type=float, default=0.0, help="price of a round")
+    command.add_argument("--readdress", action="store_true", help="clients can be asked again")
+    command.add_argument("--client-memory", type=int, help="bytes a client can keep")
+    command.add_argument("--draw", metavar="FILE", help="also write the program's graph as SVG")
+    options = parser.parse_args(argv)
+    try:
+        return _explain(options)
+    except ArgumentError as error:
+        print(f"fedgrad: {error}", file=sys.stderr)
+        return 2
+    except FederatedError as error:
+        print(f"fedgrad: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _explain(options: argparse.Namespace) -> int:
+    module, program = _load(options.program)
+    if not isinstance(program, Program):
+        raise ArgumentError(f"{options.program} is not a program but {type(program).__name__}.")
+    arguments = _attribute(module, options.arguments)
+    arguments = arguments() if callable(arguments) else arguments
+    argnums: list[Any] = [
+        int(a) if a.lstrip("-").isdigit() else a for a in options.argnums.split(",")
+    ]
+    cost = CostModel(
+        options.down, options.up, options.round_trip, options.readdress, options.client_memory
+    )
+    explanation = explain(
+        program, *arguments, argnums=argnums[0] if len(argnums) == 1 else argnums, cost=cost
+    )
+    console = Console()
+    console.print(Text(str(explanation.program)))
+    console.print(explanation)
+    if options.draw:
+        explanation.program.draw(options.draw)
+    return 0
+
+
+def _load(name: str) -> tuple[Any, Any]:
+    path, _, attribute = name.partition(":")
+    if not attribute:
+        raise ArgumentError(f"Name a program as module:name, got {name!r}.")
+    sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"There is no module {path!r} here: {error}.") from None
+    return module, _attribute(module, attribute)
+
+
+def _attribute(module: Any, name: str) -> Any:
+    if not hasattr(module, name):
+        known = [n for n in vars(module) if not n.startswith("_")]
+        raise ArgumentError(f"{module.__name__} has no {name!r}." + nearest(name, known))
+    return getattr(module, name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
