@@ -43,7 +43,7 @@ def remembers(x, z):
 @fg.program(data=TRAIN, held_out=EVAL)
 def two_cohorts(w, data, held_out):
     g = fg.mean(jax.grad(local_loss)(fg.broadcast(w, TRAIN), data), at=TRAIN)
-    return w - g, {"<loss> & co": fg.mean(local_loss(fg.broadcast(w, EVAL), held_out), at=EVAL)}
+    return w - g, {"loss": fg.mean(local_loss(fg.broadcast(w, EVAL), held_out), at=EVAL)}
 
 
 @fg.program(z=fg.CLIENTS)
@@ -255,9 +255,9 @@ def test_text_shows_what_the_plan_says(plan):
             amount = rf"{scalars:,} (float|scalar)s?, {Size(scalars, size).memory}"
             assert not scalars or re.search(rf"{arrow} (Σ )?{t.placement}.*: {amount}", shown)
     for placement, memory in plan.client_memory.items():
-        about = shown[shown.rindex(f" {placement}: ↓") :]
-        assert ("keeps nothing" in about) or f"keeps {Size(0, memory).memory}" in about
-        assert (placement in plan.readdressed) == ("addressed again" in about.split("each of")[0])
+        about = shown[shown.rindex(f" {placement}: ↓") :].split("\neach of")[0]
+        assert about.endswith(f"keeps {Size(0, memory).memory if memory else 'nothing'}")
+        assert (placement in plan.readdressed) == ("addressed again" in about)
 
 
 @every_plan
@@ -295,6 +295,22 @@ def test_drawing_is_deterministic_and_follows_the_plan():
     assert svg(first) == svg(again) == first.draw() == first._repr_svg_()
     assert text(first) == text(again) == str(first)
     assert svg(fg.plan(remembers, V, f32(5, 3))) != svg(first)
+
+
+def test_any_key_of_a_result_can_be_drawn():
+    @fg.program(z=fg.CLIENTS)
+    def odd(x, z):
+        return {"<a> & \0\x1b": fg.sum(z)}
+
+    plan = fg.plan(odd, V, Z)
+    assert "<a> & ?? · 3 floats" in texts(svg(plan))
+    assert "<a> & ?? (3 floats)" in text(plan)
+
+
+def test_rules_of_a_derivative_are_shown():
+    plan = fg.plan(fg.grad(one_round, mode="reverse"), V, Z)
+    assert "rules: pull" in text(plan)
+    assert any("rules: pull" in words for words in texts(svg(plan)))
 
 
 def test_stages_are_called_by_functions_that_do_not_communicate():

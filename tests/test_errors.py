@@ -52,7 +52,7 @@ def computed_server_value_with_client_value():
         return fg.mean(y * z)  # <- here
 
 
-@misuse(fg.PlacementError, '"x[\'w\']" is at the server', "fg.broadcast(x['w'])")
+@misuse(fg.PlacementError, "\"x['w']\" is at the server", "fg.broadcast(x['w'])")
 def part_of_a_pytree_with_client_value():
     @fg.program(z=fg.CLIENTS)
     def f(x, z):

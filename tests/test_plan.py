@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import EVAL, TRAIN, Moved, fedavgm, parallel_placements, stateful, train_then_eval
 
 import fedgrad as fg
+from programs import EVAL, TRAIN, Moved, fedavgm, parallel_placements, stateful, train_then_eval
 
 X, Z = jnp.arange(1.0, 4.0), jnp.arange(12.0).reshape(4, 3)
 
@@ -187,7 +187,7 @@ def test_readdressed():
 @pytest.mark.parametrize("length, expected", [(1, ()), (2, ("clients",))])
 def test_a_loop_readdresses(length, expected):
     def f(x, z):
-        step = lambda c, _: (c + fg.sum(fg.broadcast(c) * z), None)  # noqa: E731
+        step = lambda c, _: (c + fg.sum(fg.broadcast(c) * z), None)
         return jax.lax.scan(step, x, None, length=length)[0]
 
     assert plan_of(f).readdressed == expected
@@ -282,7 +282,7 @@ def test_loops_are_nested_not_unrolled():
 
 def test_a_long_loop_is_planned_as_quickly_as_a_short_one():
     def f(x, z):
-        step = lambda c, _: (c + fg.sum(fg.broadcast(c) * z), None)  # noqa: E731
+        step = lambda c, _: (c + fg.sum(fg.broadcast(c) * z), None)
         return jax.lax.scan(step, x, None, length=10**6)[0]
 
     assert (plan_of(f).rounds, traffic(plan_of(f))) == (10**6, [(1, 3, 3, 10**6)])
@@ -385,7 +385,7 @@ def test_the_audit_sees_into_loops_and_placements():
     assert {(r.placement, r.clients) for r in audit.releases} == {("train", 4), ("eval", 5)}
 
     def f(x, z):
-        step = lambda c, _: (c + fg.sum(fg.broadcast(c) * z), None)  # noqa: E731
+        step = lambda c, _: (c + fg.sum(fg.broadcast(c) * z), None)
         return jax.lax.scan(step, x, None, length=3)[0]
 
     (release,) = plan_of(f).audit().releases

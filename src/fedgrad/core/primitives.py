@@ -120,13 +120,16 @@ def bind(primitive: Primitive, params: dict[str, Any], values: Sequence[Any]) ->
     return list(out) if primitive.multiple_results else [out]
 
 
-def where(source: Any) -> str:
-    """`file.py:41 (function)` of the user's code that made an equation."""
-    text = source_info_util.summarize(source)
-    head, _, function = text.partition(" (")
-    path, _, position = head.partition(":")
-    line = position.split(":")[0]
-    return f"{path}:{line}" + (f" ({function}" if function else "")
+def where(*sources: Any) -> str:
+    """`file.py:41 (function)` of the user's code that made an equation; the first source that
+    knows, from the inside out (JAX forgets the caller of a loop's body)."""
+    for source in sources:
+        text = source_info_util.summarize(source)
+        head, _, function = text.partition(" (")
+        path, _, position = head.rpartition(":")[0].rpartition(":")
+        if path:
+            return f"{path}:{position}" + (f" ({function}" if function else "")
+    return "somewhere in a library"
 
 
 @contextlib.contextmanager

@@ -15,6 +15,17 @@ Array = jax.Array
 # (sent down, shared stores, this client's values) -> (values to sum, values that stay)
 OneClient = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
 
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one client does. `to_derive` does the same in a form that JAX can differentiate, where
+    `run` is one that it cannot: for those who call `jax.grad` on a program that is being run."""
+
+    run: OneClient
+    to_derive: OneClient | None = None
+
+
 CACHE = 4 * 2**20  # bytes that a chunk of clients may touch
 RAGGED_BLOCK = 5  # clients of different sizes that run together wait for the longest of them
 
@@ -42,17 +53,17 @@ class Clients:
 
 
 def map_sum(
-    one: OneClient, clients: Clients, down: list[Any], shared: list[Any], each: list[Any]
+    work: Work, clients: Clients, down: list[Any], shared: list[Any], each: list[Any]
 ) -> tuple[list[Array], list[Array]]:
     """The sums over all clients, and what stays with each of them (stacked)."""
     devices = clients.choose_devices()
     if len(devices) > 1:
-        return _over_devices(one, clients, devices, down, shared, each)
-    return _in_chunks(one, clients, clients.count, None, down, shared, each)
+        return _over_devices(work, clients, devices, down, shared, each)
+    return _in_chunks(work, clients, clients.count, None, down, shared, each)
 
 
 def _over_devices(
-    one: OneClient,
+    work: Work,
     clients: Clients,
     devices: list[Any],
     down: list[Any],
@@ -79,7 +90,7 @@ def _over_devices(
     )
     def on_device(down: Any, shared: Any, each: Any, valid: Array) -> Any:
         mask = valid if share * d != n else None
-        totals, kept = _in_chunks(one, clients, share, mask, down, shared, each)
+        totals, kept = _in_chunks(work, clients, share, mask, down, shared, each)
         return (jax.lax.psum(totals, "devices") if totals else []), kept
 
     totals, kept = on_device(down, shared, each, valid)
@@ -90,7 +101,7 @@ def _over_devices(
 
 
 def _in_chunks(
-    one: OneClient,
+    work: Work,
     clients: Clients,
     n: int,
     valid: Array | None,
@@ -101,7 +112,7 @@ def _in_chunks(
     """`n` clients, of which only the valid ones count in the sums."""
     chunk = clients.choose_chunk(n)
     if chunk == n:
-        up, kept = _vmap(one, n, down, shared, each)
+        up, kept = _vmap(work, n, down, shared, each)
         return [_narrow(_total(_where(valid, x)), x) for x in up], kept
 
     def step(carry: Any, i: Array) -> tuple[Any, list[Array]]:
@@ -112,11 +123,11 @@ def _in_chunks(
             here = jax.lax.dynamic_slice_in_dim(valid, start, chunk)
             counts = here if counts is None else here & counts
         mine = [jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in each]
-        up, kept = _vmap(one, chunk, down, shared, mine)
+        up, kept = _vmap(work, chunk, down, shared, mine)
         sums = [_total(_where(counts, x)) for x in up]
         return [_add(c, s) for c, s in zip(carry, sums, strict=True)], kept
 
-    shapes = jax.eval_shape(lambda: _vmap(one, chunk, down, shared, [x[:chunk] for x in each])[0])
+    shapes = jax.eval_shape(lambda: _vmap(work, chunk, down, shared, [x[:chunk] for x in each])[0])
     zeros = [(jnp.zeros(s.shape[1:], _wide(s.dtype)),) * 2 for s in shapes]
     carry, kept = jax.lax.scan(step, zeros, jnp.arange(-(-n // chunk)))
     totals = [_narrow(s + c, shape) for (s, c), shape in zip(carry, shapes, strict=True)]
@@ -124,12 +135,25 @@ def _in_chunks(
 
 
 def _vmap(
-    one: OneClient, n: int, down: list[Any], shared: list[Any], each: list[Any]
+    work: Work, n: int, down: list[Any], shared: list[Any], each: list[Any]
 ) -> tuple[list[Array], list[Array]]:
-    if n == 1:  # one client needs no vectorised operations, and some of those are slow
-        up, kept = one(down, shared, [x[0] for x in each])
-        return [jnp.asarray(x)[None] for x in up], [jnp.asarray(x)[None] for x in kept]
-    return jax.vmap(one, in_axes=(None, None, 0), axis_size=n)(down, shared, each)
+    if work.to_derive is None:
+        return _for_all(work.run, n)(down, shared, each)
+    fast = jax.custom_jvp(_for_all(work.run, n))
+    plain = _for_all(work.to_derive, n)
+    fast.defjvp(lambda primals, tangents: (fast(*primals), jax.jvp(plain, primals, tangents)[1]))
+    return fast(down, shared, each)
+
+
+def _for_all(one: OneClient, n: int) -> Callable[..., tuple[list[Array], list[Array]]]:
+    if n > 1:
+        return jax.vmap(one, in_axes=(None, None, 0), axis_size=n)
+
+    def single(down: list[Any], shared: list[Any], each: list[Any]) -> Any:
+        # One client needs no vectorised operations, and some of those are slow.
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], one(down, shared, [x[0] for x in each]))
+
+    return single
 
 
 # --- accurate sums ----------------------------------------------------------------------------

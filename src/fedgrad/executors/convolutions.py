@@ -95,13 +95,9 @@ def _by_window(conv: _Conv) -> Any:
     taps = [_slice(x, at, spans, conv.strides) for at in _positions(conv.window, conv.gaps)]
     groups, *_, features = conv.kernel.shape
     last = x.ndim - 1
-    if VARIANT == "acc":
-        ks = conv.kernel.reshape(groups, -1, conv.x.shape[-1], features)
-        return functools.reduce(operator.add, [conv.dot(t, ks[:, i], ((last,), (1,))) for i, t in enumerate(taps)])
     kernel = conv.kernel.reshape(groups, -1, features)
     return conv.dot(_joined(taps), kernel, ((last,), (1,)))
 
-VARIANT = ""
 
 def _by_output(conv: _Conv) -> Any:
     """(places of) x^T @ kernel: contracts over (feature, window)."""
@@ -113,10 +109,7 @@ def _by_output(conv: _Conv) -> Any:
     kernel = jnp.moveaxis(conv.kernel, -2, 1)
     inner = tuple(range(1, x.ndim - 1))
     groups, batch, features = x.shape[0], x.shape[-1], kernel.shape[-1]
-    if VARIANT == "acc":
-        out = jnp.stack([conv.dot(t, kernel, (inner, inner)) for i, t in enumerate(places)], 1)
-    else:
-        out = conv.dot(_joined(places), kernel, (inner, inner))
+    out = conv.dot(_joined(places), kernel, (inner, inner))
     return jnp.moveaxis(out.reshape(groups, *conv.places, batch, features), -2, 1)
 
 
@@ -125,15 +118,11 @@ def _by_sum(conv: _Conv) -> Any:
     groups, *_, features = conv.kernel.shape
     kernel = jnp.moveaxis(conv.kernel, -2, 1).reshape(groups, conv.x.shape[-1], -1)
     last = conv.x.ndim - 1
-    if VARIANT != "acc":
-        products = conv.dot(conv.x, kernel, ((last,), (1,)))
+    products = conv.dot(conv.x, kernel, ((last,), (1,)))
     spans = [(n - 1) * s + 1 for n, s in zip(conv.places, conv.strides, strict=True)]
 
     def shifted(tap: int, at: Sizes) -> Any:
-        if VARIANT == "acc":
-            mine = conv.dot(conv.x, lax.slice_in_dim(kernel, tap * features, (tap + 1) * features, axis=2), ((last,), (1,)))
-        else:
-            mine = lax.slice_in_dim(products, tap * features, (tap + 1) * features, axis=last)
+        mine = lax.slice_in_dim(products, tap * features, (tap + 1) * features, axis=last)
         moved = []
         for (low, _), shift, n, d, span in zip(
             conv.padding, at, conv.space, conv.spread, spans, strict=True
@@ -174,9 +163,7 @@ def _pad(x: Any, space: Sequence[tuple[int, int, int]]) -> Any:
 
 
 def _padded(conv: _Conv, x: Any) -> Any:
-    return _pad(
-        x, [(a, b, d - 1) for (a, b), d in zip(conv.padding, conv.spread, strict=True)]
-    )
+    return _pad(x, [(a, b, d - 1) for (a, b), d in zip(conv.padding, conv.spread, strict=True)])
 
 
 def _joined(slices: list[Any]) -> Any:

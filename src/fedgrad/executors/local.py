@@ -7,25 +7,26 @@ local devices, each takes its share of the clients.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, caller
 from fedgrad.core.graph import Value, read
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import jax_primitives
 from fedgrad.core.program import Program
 from fedgrad.core.trace import Arguments, read_arguments
-from fedgrad.executors.clients import Clients, map_sum
-from fedgrad.executors.loops import early_exit
-from fedgrad.executors.rewrite import evaluate
+from fedgrad.executors.clients import Clients, Work, map_sum
+from fedgrad.executors.convolutions import default_rules
+from fedgrad.executors.loops import early_exit, ends_early
+from fedgrad.executors.rewrite import Rules, evaluate
 from fedgrad.executors.walk import Env, Walk
 from fedgrad.plan.plan import make_plan
-from fedgrad.plan.stages import Exchange, Loop, Stage
+from fedgrad.plan.stages import Exchange, Loop
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Local:
         for name in ("chunk", "devices"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ArgumentError(f"local({name}={value!r}): give a number of at least 1.")
+                raise ArgumentError(f"{caller()}: local({name}={value!r}): give a number of at least 1.")
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
         def run(arguments: dict[str, Any]) -> Any:
@@ -102,7 +103,7 @@ class _Vectorised(Walk):
     def exchange(self, exchange: Exchange, env: Env) -> None:
         stage = exchange.stage
         down = [read(env, sent) for sent, _ in exchange.down]
-        own = stage.inputs[len(down) :]
+        own = exchange.own
         clients = Clients(
             self.clients[exchange.placement],
             exchange.placement in self.ragged,
@@ -115,14 +116,21 @@ class _Vectorised(Walk):
         shared = [(v, env[v]) for v in same]
         each = [(v, env[v]) for v in own if v not in same]
 
-        def one(down: list[Any], shared_values: list[Any], values: list[Any]) -> tuple[Any, Any]:
-            names = [r for _, r in exchange.down] + [v for v, _ in shared] + [v for v, _ in each]
-            local = dict(zip(names, [*down, *shared_values, *values], strict=True))
-            _run_stage(stage, local)
+        names = [r for _, r in exchange.down] + [v for v, _ in shared] + [v for v, _ in each]
+
+        def one(rules: Rules, *values: list[Any]) -> tuple[list[Any], list[Any]]:
+            local = dict(zip(names, [x for part in values for x in part], strict=True))
+            evaluate(stage.equations, local, rules)
             results = [read(local, v) for v in stage.outputs]
             return results[: len(exchange.up)], results[len(exchange.up) :]
 
-        totals, kept = map_sum(one, clients, down, [x for _, x in shared], [x for _, x in each])
+        plain = default_rules()
+        work = Work(functools.partial(one, plain))
+        if ends_early(stage.equations):
+            fast = dict(plain)
+            fast[jax_primitives.scan_p] = early_exit(fast)
+            work = Work(functools.partial(one, fast), functools.partial(one, plain))
+        totals, kept = map_sum(work, clients, down, [x for _, x in shared], [x for _, x in each])
         env.update(zip([total for _, total in exchange.up], totals, strict=True))
         env.update(zip(exchange.kept, kept, strict=True))
 
@@ -158,12 +166,6 @@ class _Vectorised(Walk):
         places = [v.at for v in loop.equation.outputs]
         branches = [lambda *xs, b=body: self.run(b, xs, places) for body in loop.bodies]
         return list(jax.lax.switch(inputs[0], branches, *inputs[1:]))
-
-
-def _run_stage(stage: Stage, env: Env) -> None:
-    rules: dict[Any, Any] = {}
-    rules[jax_primitives.scan_p] = early_exit(rules)
-    evaluate(stage.equations, env, rules)
 
 
 def _time_first(x: Any, at: str) -> Any:

@@ -6,12 +6,14 @@ take as long as the largest one. Where the scan only carries (nothing is pulled 
 it is run as a loop with a dynamic trip count instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from fedgrad.core.primitives import Jaxpr, JaxprEqn, Literal, closed
+from fedgrad.core.graph import Equation
+from fedgrad.core.primitives import JaxprEqn, Literal, closed, inner_jaxprs, jax_primitives
 from fedgrad.executors.rewrite import Rule, Rules, run
 
 
@@ -19,33 +21,47 @@ def early_exit(inside: Rules) -> Rule:
     """The rule for scans; `inside` are the rules for what they contain."""
 
     def rule(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any] | None:
-        n, jaxpr = params["num_consts"], closed(params["jaxpr"])
-        form = None if params["reverse"] or jaxpr.consts else _masked(jaxpr.jaxpr, n, params)
+        form = _masked(params)
         if form is None:
             return None
         counter, times, cond = form
+        n, outer = params["num_consts"], closed(params["jaxpr"]).jaxpr
         step = closed(cond.params["branches"][1])
         consts, carry = list(inputs[:n]), list(inputs[n:])
-        last = jax.numpy.minimum(consts[times], params["length"])
+        end = carry[counter] + params["length"]
+        last = jnp.minimum(consts[times], end)
 
         def body(carry: list[Any]) -> list[Any]:
-            env = dict(zip(jaxpr.jaxpr.invars, [*consts, *carry], strict=True))
+            env = dict(zip(outer.invars, [*consts, *carry], strict=True))
             operands = [v.val if isinstance(v, Literal) else env[v] for v in cond.invars[1:]]
             env.update(zip(cond.outvars, run(step, operands, inside), strict=True))
-            after = [env.get(v) for v in jaxpr.jaxpr.outvars]
+            after = [env.get(v) for v in outer.outvars]
             after[counter] = carry[counter] + 1
             return after
 
         done = jax.lax.while_loop(lambda carry: carry[counter] < last, body, carry)
-        done[counter] = carry[counter] + params["length"]  # as the scan would have left it
+        done[counter] = end  # as the scan would have left it
         return done
 
     return rule
 
 
-def _masked(jaxpr: Jaxpr, n: int, params: dict[str, Any]) -> tuple[int, int, JaxprEqn] | None:
-    """(position of the counter, of the number of steps, the cond) if the body is exactly
+def ends_early(equations: Iterable[Equation | JaxprEqn]) -> bool:
+    """Is there a loop, also deep inside, to which the rule applies?"""
+    return any(
+        (e.primitive is jax_primitives.scan_p and _masked(e.params) is not None)
+        or any(ends_early(jaxpr.eqns) for jaxpr in inner_jaxprs(e.params))
+        for e in equations
+    )
+
+
+def _masked(params: dict[str, Any]) -> tuple[int, int, JaxprEqn] | None:
+    """(position of the counter, of the number of steps, the cond) if a scan's body is exactly
     `carry = cond(i < times, step, identity)(carry); i = i + 1`, else None."""
+    n, outer = params["num_consts"], closed(params["jaxpr"])
+    jaxpr = outer.jaxpr
+    if params["reverse"] or outer.consts:
+        return None
     consts, before, after = jaxpr.invars[:n], list(jaxpr.invars[n:]), list(jaxpr.outvars)
     if len(before) != params["num_carry"] or len(after) != params["num_carry"]:
         return None  # it reads or writes one row per step

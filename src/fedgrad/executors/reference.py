@@ -74,10 +74,9 @@ class _OneByOne(Walk):
     def exchange(self, exchange: Exchange, env: Env) -> None:
         stage, placement = exchange.stage, exchange.placement
         down = {received: read(env, sent) for sent, received in exchange.down}
-        own = [v for v in stage.inputs if v not in down]
         results = []
         for i in range(self.clients[placement]):
-            client = {v: env[v][i] if is_client(v.at) else env[v] for v in own}
+            client = {v: env[v][i] if is_client(v.at) else env[v] for v in exchange.own}
             client.update(down)
             evaluate(stage.equations, client)
             results.append([read(client, v) for v in stage.outputs])

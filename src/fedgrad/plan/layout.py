@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.core.graph import Equation, Value
-from fedgrad.core.placement import SERVER, is_client
+from fedgrad.core.placement import ANYWHERE, SERVER, is_client
 from fedgrad.core.primitives import Primitive, inner_jaxprs, jax_primitives, where
 from fedgrad.plan.plan import Plan
 from fedgrad.plan.stages import Exchange, Loop, Steps
@@ -151,7 +151,7 @@ class _Walk:
     number: int = 0
 
     def __post_init__(self) -> None:
-        self.directing = {f for s in _communication(self.plan.steps) for f in _functions(s)}
+        self.directing = _directing(self.plan.steps)
 
     def steps(
         self, steps: Steps, own: dict[Value, str], holds: dict[Value, Any], part: Part | None
@@ -215,16 +215,20 @@ class _Walk:
         return Frame(label, loop.kind, loop.times, tuple(parts))
 
     def work(self, equations: Sequence[Equation], nothing: str) -> Work:
-        """A stage is called by the outermost functions that run in it alone: those that do not
-        communicate, neither themselves nor through what they call. Else by its lines."""
-        places = [place for e in equations for place in _places(e.primitive, e.params, e.source)]
+        """A stage is called by the outermost functions that do not direct others; one that did
+        only little of the work is not worth a name. Without such functions, by its lines."""
+        places = [
+            (line, functions if e.at != ANYWHERE else [])  # a constant may be of another stage too
+            for e in equations
+            for line, functions in _places(e.primitive, e.params, e.source)
+        ]
         detail = plural(len(places), "operation")
         if not places:
             return Work("", nothing)
         first = [next((f for f in fs if f not in self.directing), None) for _, fs in places]
         names = Counter(_name(f) for f in first if f is not None)
         if names:
-            top = [name for name, _ in names.most_common(2)]
+            top = [name for name, n in names.most_common(2) if 4 * n >= names.total()]
             return Work(", ".join(name for name in names if name in top), detail)
         files = Counter(file for (file, _), _ in places)
         file = files.most_common(1)[0][0]
@@ -249,6 +253,29 @@ def _outer(loop: Loop, i: int) -> list[Value | None]:
         consts = (inputs[:n_cond], inputs[n_cond : n_cond + n_body])[i]
         return consts + [None] * (len(inputs) - n_cond - n_body)
     return inputs
+
+
+def _directing(steps: Steps) -> set["Function"]:
+    """Functions that name no stage, because they direct several: those that communicate,
+    themselves or through what they call, and those that run both at the server and at clients."""
+    found = {f for source in _communication(steps) for f in _functions(source)}
+    stacks = [(at == SERVER, _functions(source)) for at, source in _placed(steps)]
+    while True:
+        heads = [(side, next((f for f in fs if f not in found), None)) for side, fs in stacks]
+        both = {f for side, f in heads if side} & {f for side, f in heads if not side} - {None}
+        if not both:
+            return found
+        found |= {f for f in both if f is not None}
+
+
+def _placed(steps: Steps) -> Iterator[tuple[str, Any]]:
+    """Where the sources of all equations run."""
+    for step in steps.steps:
+        stages = [(x.placement, x.stage.equations) for x in step.exchanges]
+        for at, equations in [*stages, (SERVER, step.server)]:
+            yield from ((at, e.source) for e in equations if e.at != ANYWHERE)
+        for body in (body for loop in step.loops for body in loop.bodies):
+            yield from _placed(body)
 
 
 def _communication(steps: Steps) -> Iterator[Any]:
@@ -320,6 +347,7 @@ def _result(path: Sequence[Any]) -> str:
     if not path:
         return "result"
     key = jax.tree_util.keystr(tuple(path[:1]), simple=True)
+    key = "".join(c if c.isprintable() else "?" for c in key)  # a key of the user's can be anything
     return f"result[{key}]" if key.isdigit() else key
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, caller
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
@@ -46,7 +46,7 @@ class Plan:
     def rounds(self) -> int:
         """Communication rounds. A loop whose trip count the data decide counts once, a branch as
         its longest side."""
-        return _rounds(self.steps)
+        return int(total(self.steps, lambda x: x.speaks, together=True))
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
@@ -65,12 +65,27 @@ class Plan:
         )
 
     @property
+    def scalars(self) -> tuple[int, int]:
+        """Scalars that a client of each placement receives and sends in all rounds, added up."""
+        return self._sent(lambda v: v.size)
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """The same in bytes."""
+        return self._sent(lambda v: v.bytes)
+
+    def _sent(self, measure: Callable[[Value], int]) -> tuple[int, int]:
+        down = total(self.steps, lambda x: sum(measure(v) for v, _ in x.down))
+        up = total(self.steps, lambda x: sum(measure(v) for v, _ in x.up))
+        return int(down), int(up)
+
+    @property
     def readdressed(self) -> tuple[str, ...]:
         """Placements whose clients must be addressed in more than one round."""
-        often: dict[str, float] = {}
-        for _, x, times in exchanges(self.steps):
-            often[x.placement] = often.get(x.placement, 0) + (math.inf if times is None else times)
-        return tuple(placement for placement, n in often.items() if n > 1)
+        def addressed(placement: str) -> float:
+            return total(self.steps, lambda x: x.placement == placement and x.speaks, math.inf)
+
+        return tuple(placement for placement in self.clients if addressed(placement) > 1)
 
     @property
     def client_memory(self) -> dict[str, int]:
@@ -106,7 +121,7 @@ def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
     """The plan of a program for these arguments: arrays, cohorts or `jax.ShapeDtypeStruct`."""
     if not isinstance(program, Program):
         raise ArgumentError(
-            f"fg.plan takes a program, got {program!r}. Decorate it with @fg.program(...)."
+            f"{caller()}: fg.plan takes a program, got {program!r}. Decorate it with @fg.program(...)."
         )
     return make_plan(program, read_arguments(program, program.bind(args, kwargs)))
 
@@ -139,15 +154,23 @@ def exchanges(
                 number = max([number, *(n + 1 for n, _, _ in found)])
 
 
-def _rounds(steps: Steps) -> int:
-    total = 0
+def total(
+    steps: Steps, measure: Callable[[Exchange], float], unknown: float = 1, together: bool = False
+) -> float:
+    """A measure of exchanges, added up over the whole run: a loop as often as it runs (`unknown`
+    where the data decide), of a cond the branch with the most. `together`: the exchanges of one
+    round count as one."""
+    result: float = 0
     for step in steps.steps:
-        total += any(x.speaks for x in step.exchanges)
+        found = [float(measure(x)) for x in step.exchanges]
+        result += max(found, default=0) if together else sum(found)
         for loop in step.loops:
-            bodies = [_rounds(body) for body in loop.bodies]
-            once = max(bodies) if loop.kind == "cond" else sum(bodies)
-            total += once * (1 if loop.times is None else loop.times)
-    return total
+            bodies = [total(body, measure, unknown, together) for body in loop.bodies]
+            if loop.kind == "cond":
+                result += max(bodies)
+            elif sum(bodies):
+                result += sum(bodies) * (unknown if loop.times is None else loop.times)
+    return result
 
 
 def _memory(steps: Steps, placement: str) -> int:
@@ -159,7 +182,7 @@ def _memory(steps: Steps, placement: str) -> int:
         for x in step.exchanges:
             if x.placement == placement:
                 made.update((v, i) for v in x.kept)
-                last_read.update((v, i) for v in x.stage.inputs)
+                last_read.update((v, i) for v in x.own)
         for loop in step.loops:
             last_read.update((v, i) for v in loop.equation.inputs)
             made.update((v, i) for v in loop.equation.outputs if v.at == placement)

@@ -46,6 +46,11 @@ class Exchange:
         return bool(self.down or self.up)
 
     @property
+    def own(self) -> tuple[Value, ...]:
+        """What the stage reads that was not sent to it in this round."""
+        return self.stage.inputs[len(self.down) :]
+
+    @property
     def kept(self) -> tuple[Value, ...]:
         """What the stage makes (or was sent) that a later step needs."""
         return self.stage.outputs[len(self.up) :]
@@ -272,7 +277,7 @@ def _with_kept(steps: Sequence[Step], graph: Graph) -> list[Step]:
     made: dict[Value, int] = {}
     kept: dict[int, dict[Value, None]] = {}
     for i, step in enumerate(steps):
-        readers = [v for x in step.exchanges for v in x.stage.inputs]
+        readers = [v for x in step.exchanges for v in x.own]
         readers += [v for loop in step.loops for v in loop.equation.inputs]
         for v in readers:
             if v in made and made[v] < i:

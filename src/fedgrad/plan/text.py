@@ -44,7 +44,8 @@ def summary(plan: Plan, shown: Outline) -> list[str]:
     notes = {"while": "each pass of a while counted once", "cond": "of a cond the longer branch"}
     counted = [note for kind, note in notes.items() if kind in kinds]
     first = plural(plan.rounds, "round") + (f" ({', '.join(counted)})" if counted else "")
-    lines = [first + (f" · rules: {', '.join(plan.rules)}" if plan.rules else "")]
+    rules = plan.rules
+    lines = [first + (f" · rules: {', '.join(rules)}" if rules else "")]
     for placement, n in plan.clients.items():
         down, up = totals(shown.items, placement)
         silent = not (down.bytes or up.bytes)
