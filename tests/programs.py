@@ -628,10 +628,10 @@ def masked_loss(w, batch, mask):
 
 def unpadded(cohort: fg.Cohort) -> list[Any]:
     """Each client's own examples, read back from a cohort."""
-    return [
-        jax.tree.map(lambda leaf, o=o, c=c: leaf[int(o) : int(o) + int(c)], cohort.store)
-        for o, c in zip(cohort.offset, cohort.count, strict=True)
-    ]
+    ends = zip(
+        np.asarray(cohort.offset), np.asarray(cohort.offset) + np.asarray(cohort.count), strict=True
+    )
+    return [jax.tree.map(lambda leaf, a=a, b=b: leaf[a:b], cohort.store) for a, b in ends]
 
 
 def _ragged_sgd(lr, w, data):

@@ -56,39 +56,39 @@ SUM_DTYPES = {
 
 
 @every_executor
-@pytest.mark.parametrize("dtype", SUM_DTYPES)
-def test_dtype_of_a_sum(dtype, executor):
-    values = jnp.array([[1, 0], [1, 1], [1, 0], [1, 1]]).astype(dtype)
-    found = total.on(executor)(values)
-    assert found.dtype == SUM_DTYPES[dtype]
-    np.testing.assert_array_equal(found.astype(complex), [4, 2])
+def test_dtype_of_a_sum(executor):
+    values = jnp.array([[1, 0], [1, 1], [1, 0], [1, 1]])
+    found = total.on(executor)({dtype: values.astype(dtype) for dtype in SUM_DTYPES})
+    assert {dtype: str(x.dtype) for dtype, x in found.items()} == SUM_DTYPES
+    for x in found.values():
+        np.testing.assert_array_equal(np.asarray(x).astype(complex), [4, 2])
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "bool", "int16"])
-def test_integers_are_widened_to_32_bits_without_x64(dtype):
+def test_integers_are_widened_to_32_bits_without_x64():
+    dtypes = {"bool": "int32", "int8": "int32", "int16": "int32", "uint8": "uint32"}
     with jax.enable_x64(False):
-        found = fg.program(z=fg.CLIENTS)(lambda z: fg.sum(z))(jnp.ones((3, 2), dtype))
-    assert found.dtype == ("uint32" if dtype == "uint8" else "int32")
-    np.testing.assert_array_equal(found, [3, 3])
+        program = fg.program(z=fg.CLIENTS)(lambda z: fg.sum(z))
+        found = program({dtype: jnp.ones((3, 2), dtype) for dtype in dtypes})
+    assert {dtype: str(x.dtype) for dtype, x in found.items()} == dtypes
+    for x in found.values():
+        np.testing.assert_array_equal(x, [3, 3])
 
 
 @every_executor
-@pytest.mark.parametrize(
-    "dtype, value",
-    [("int8", 127), ("int8", -128), ("uint8", 255), ("bool", True), ("int16", 2**15 - 1)],
-)
-def test_small_integers_do_not_overflow(dtype, value, executor):
-    assert int(total.on(executor)(jnp.full(300, value, dtype))) == 300 * int(value)
+def test_small_integers_do_not_overflow(executor):
+    extremes = {"int8": -128, "uint8": 255, "bool": 1, "int16": 2**15 - 1}
+    found = total.on(executor)({d: jnp.full(300, v, d) for d, v in extremes.items()})
+    assert {d: int(x) for d, x in found.items()} == {d: 300 * v for d, v in extremes.items()}
 
 
 @every_executor
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_low_precision_is_accumulated_in_high(dtype, executor):
-    """1 + 1 + ... stands still at 256 (bfloat16) or 2048 (float16) if added up as it is."""
-    n = 300 if dtype == "bfloat16" else 2100
-    n = n - n % 4  # a number that the dtype can show
-    assert float(total.on(executor)(jnp.ones(n, dtype))) == n
-    assert float(average.on(executor)(jnp.ones(n, dtype))) == 1
+def test_low_precision_is_accumulated_in_high(executor):
+    """Added up as it is, 1 + 1 + ... stops at 256 in bfloat16, 512 + 0.125 + ... in float16."""
+    n = 300
+    assert float(total.on(executor)(jnp.ones(n, jnp.bfloat16))) == n
+    assert float(average.on(executor)(jnp.ones(n, jnp.bfloat16))) == 1
+    small = jnp.concatenate([jnp.array([512.0]), jnp.full(256, 0.125)]).astype(jnp.float16)
+    assert float(total.on(executor)(small)) == 512 + 32
 
 
 @pytest.mark.parametrize("executor", [EXECUTORS["local"], fg.executors.local(chunk=7000)])
@@ -101,11 +101,11 @@ def test_a_mean_does_not_overflow_though_its_sum_would(executor):
 
 
 @every_executor
-@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "bool"])
-def test_mean_of_integers_is_a_float(dtype, executor):
-    found = average.on(executor)(jnp.array([1, 1, 0, 0, 1]).astype(dtype))
-    assert found.dtype == jnp.float64
-    np.testing.assert_allclose(found, 0.6)
+def test_mean_of_integers_is_a_float(executor):
+    dtypes = ["int8", "int32", "uint8", "bool"]
+    found = average.on(executor)(tuple(jnp.array([1, 1, 0, 0, 1]).astype(d) for d in dtypes))
+    assert [x.dtype for x in found] == [jnp.float64] * 4
+    np.testing.assert_allclose(found, [0.6] * 4)
 
 
 @every_executor

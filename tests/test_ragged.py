@@ -84,7 +84,7 @@ def test_ragged_equals_one_by_one(executor):
     assert_same(found, expected(CLIENTS, 10))
 
 
-@pytest.mark.parametrize("size, epochs", [(1, 1), (4, 3), (53, 2), (100, 2), (1000, 1)])
+@pytest.mark.parametrize("size, epochs", [(1, 1), (4, 3), (53, 1), (100, 2)])
 def test_every_batch_size_and_number_of_epochs(size, epochs):
     found = training(size, epochs)(W, POPULATION.everyone)
     assert_same(found, expected(CLIENTS, size, epochs))
@@ -372,8 +372,16 @@ def alone_loss(lr, client):
     return jnp.sum(alone(jax.tree.map(jnp.asarray, client), W, 10, lr=lr) ** 2)
 
 
-@pytest.mark.parametrize("mode", ["jvp", "grad", "grad_of_grad"])
-@pytest.mark.parametrize("executor", ["reference", "local", "chunk3"])
+@pytest.mark.parametrize(
+    "mode, executor",
+    [
+        ("jvp", "local"),
+        ("grad", "reference"),
+        ("grad", "local"),
+        ("grad", "chunk3"),
+        ("grad_of_grad", "local"),
+    ],
+)
 def test_client_code_differentiates_a_fold(mode, executor):
     def derivative(f, lr):
         if mode == "jvp":

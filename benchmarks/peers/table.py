@@ -12,6 +12,9 @@ Row = tuple[str, str, dict[str, Any]]
 PMAP = {"backend": "pmap", "devices": 2}
 ROWS: dict[str, dict[str, Row]] = {
     "logistic": {
+        "fedgrad": ("with_fedgrad", "project", {}),
+        "fedgrad, 2 devices": ("with_fedgrad", "project", {"devices": 2}),
+        "fedgrad, 2 devices, tuned": ("with_fedgrad", "project", {"devices": 2, "tuned": True}),
         "drjax": ("with_drjax", "drjax", {}),
         "drjax, 2 devices": ("with_drjax", "drjax", {"devices": 2}),
         "drjax, 2 devices, tuned": ("with_drjax", "drjax", {"devices": 2, "tuned": True}),
@@ -22,6 +25,9 @@ ROWS: dict[str, dict[str, Row]] = {
         "jax best": ("plain_logistic", "project", {"variant": "best"}),
     },
     "ragged": {
+        "fedgrad": ("with_fedgrad", "project", {}),
+        "fedgrad, 2 devices": ("with_fedgrad", "project", {"devices": 2}),
+        "fedgrad, 2 devices, tuned": ("with_fedgrad", "project", {"devices": 2, "tuned": True}),
         "pfl": ("with_pfl", "pfl", {}),
         "pfl, 2 processes": ("with_pfl", "pfl", {"processes": 2}),
         "fedjax pmap, jax 0.4.25": ("with_fedjax", "fedjax_old", PMAP),
@@ -40,6 +46,9 @@ ROWS: dict[str, dict[str, Row]] = {
         "jax best": ("plain_ragged", "project", {"variant": "best"}),
     },
     "cnn": {
+        "fedgrad": ("with_fedgrad", "project", {}),
+        "fedgrad, 2 devices": ("with_fedgrad", "project", {"devices": 2}),
+        "fedgrad, 2 devices, tuned": ("with_fedgrad", "project", {"devices": 2, "model": "tuned"}),
         "pfl": ("with_pfl", "pfl", {}),
         "pfl, 2 threads": ("with_pfl", "pfl", {"threads": 2}),
         "pfl, 2 processes": ("with_pfl", "pfl", {"processes": 2}),

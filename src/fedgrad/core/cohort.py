@@ -23,9 +23,9 @@ class Cohort:
     """
 
     store: Any
-    offset: jax.Array
-    count: jax.Array
-    index: jax.Array
+    offset: jax.Array | np.ndarray
+    count: jax.Array | np.ndarray
+    index: jax.Array | np.ndarray
     capacity: int = field(metadata={"static": True})
 
     def __len__(self) -> int:
@@ -40,6 +40,7 @@ class Population:
     """All clients, their examples stored once. Make one with `fg.population`."""
 
     everyone: Cohort
+    offsets: np.ndarray
     counts: np.ndarray
 
     def __len__(self) -> int:
@@ -66,13 +67,14 @@ class Population:
                 f"{caller()}: There are {len(self)} clients, numbered from 0; got {clients.min()} to "
                 f"{clients.max()}."
             )
-        return self._chosen(_take(self._vectors, jnp.asarray(clients, jnp.int32)))
+        index = clients.astype(np.int32)
+        return self._chosen((self.offsets[index], self.counts[index], index))
 
     @property
     def _vectors(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         return self.everyone.offset, self.everyone.count, self.everyone.index
 
-    def _chosen(self, vectors: tuple[jax.Array, jax.Array, jax.Array]) -> Cohort:
+    def _chosen(self, vectors: tuple[Any, Any, Any]) -> Cohort:
         return Cohort(self.everyone.store, *vectors, self.everyone.capacity)
 
 
@@ -98,7 +100,8 @@ def population(clients: Sequence[Any]) -> Population:
             index=_everywhere(np.arange(len(counts), dtype=np.int32)),
             capacity=capacity,
         ),
-        counts,
+        offsets.astype(np.int32),
+        counts.astype(np.int32),
     )
 
 
@@ -115,11 +118,6 @@ def view(cohort: Cohort) -> Examples:
 @functools.partial(jax.jit, static_argnums=2)
 def _draw(vectors: Any, key: jax.Array, size: int) -> Any:
     clients = jax.random.permutation(key, len(vectors[0]))[:size]
-    return jax.tree.map(lambda leaf: leaf[clients], vectors)
-
-
-@jax.jit
-def _take(vectors: Any, clients: jax.Array) -> Any:
     return jax.tree.map(lambda leaf: leaf[clients], vectors)
 
 

@@ -26,7 +26,7 @@ class Work:
     to_derive: OneClient | None = None
 
 
-CACHE = 4 * 2**20  # bytes that a chunk of clients may touch
+CACHE = 160 * 2**10  # bytes that a chunk of clients may touch, so that they stay near the core
 RAGGED_BLOCK = 5  # clients of different sizes that run together wait for the longest of them
 
 
@@ -43,6 +43,8 @@ class Clients:
     def choose_chunk(self, count: int) -> int:
         if self.chunk is not None:
             return min(self.chunk, count)
+        if jax.default_backend() != "cpu":
+            return count  # an accelerator wants as much at once as there is
         fits = max(1, CACHE // max(self.bytes, 1))
         return min(count, fits, RAGGED_BLOCK if self.ragged else count)
 

@@ -58,10 +58,11 @@ def as_matmul(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any] | None
 
 @dataclass(frozen=True)
 class _Conv:
-    """A convolution with its dimensions in order; groups of batch or features come first."""
+    """A convolution with its dimensions in order; groups, of batch or features, come first."""
 
-    x: Any  # (group, batch, *space, feature)
-    kernel: Any  # (group, *window, feature, out feature)
+    x: Any  # (*group, batch, *space, feature)
+    kernel: Any  # (*group, *window, feature, out feature)
+    groups: Sizes  # () if there is one: with a dimension of 1, XLA would not see equal slices
     places: Sizes  # spatial shape of the output
     strides: Sizes
     padding: tuple[tuple[int, int], ...]
@@ -72,64 +73,75 @@ class _Conv:
 
     @property
     def space(self) -> Sizes:
-        return self.x.shape[2:-1]
+        return tuple(self.x.shape[len(self.groups) + 1 : -1])
 
     @property
     def window(self) -> Sizes:
-        return self.kernel.shape[1:-2]
+        return tuple(self.kernel.shape[len(self.groups) : -2])
 
     def dot(self, a: Any, b: Any, contract: tuple[Sizes, Sizes]) -> Any:
+        group = tuple(range(len(self.groups)))
         return lax.dot_general(
             a,
             b,
-            (contract, ((0,), (0,))),
+            (contract, (group, group)),
             precision=self.precision,
             preferred_element_type=_accumulator(self.dtype),
         )
 
+    def slice(self, x: Any, start: Sizes, counts: Sizes, steps: Sizes) -> Any:
+        """So many places, by steps, of each spatial dimension of (*group, any, *space, any)."""
+        stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, counts, steps, strict=True)]
+        before, last = x.shape[: -len(start) - 1], x.shape[-1]
+        zeros, ones = (0,) * len(before), (1,) * len(before)
+        return lax.slice(x, (*zeros, *start, 0), (*before, *stop, last), (*ones, *steps, 1))
+
+    def padded(self, x: Any) -> Any:
+        return _pad(x, [(a, b, d - 1) for (a, b), d in zip(self.padding, self.spread, strict=True)])
+
 
 def _by_window(conv: _Conv) -> Any:
     """(taps of) x @ kernel: contracts over (tap, feature)."""
-    x = _padded(conv, conv.x)
-    spans = [(n - 1) * s + 1 for n, s in zip(conv.places, conv.strides, strict=True)]
-    taps = [_slice(x, at, spans, conv.strides) for at in _positions(conv.window, conv.gaps)]
-    groups, *_, features = conv.kernel.shape
-    last = x.ndim - 1
-    kernel = conv.kernel.reshape(groups, -1, features)
-    return conv.dot(_joined(taps), kernel, ((last,), (1,)))
+    x = conv.padded(conv.x)
+    taps = [
+        conv.slice(x, at, conv.places, conv.strides) for at in _positions(conv.window, conv.gaps)
+    ]
+    kernel = conv.kernel.reshape(*conv.groups, -1, conv.kernel.shape[-1])
+    return conv.dot(_joined(taps), kernel, ((x.ndim - 1,), (len(conv.groups),)))
 
 
 def _by_output(conv: _Conv) -> Any:
     """(places of) x^T @ kernel: contracts over (feature, window)."""
-    # The batch is last and the feature is first, which for the gradient by a kernel is the order
-    # that the image itself has; so XLA makes the slices once for the gradient and the output.
-    x = jnp.swapaxes(_padded(conv, conv.x), 1, -1)
-    spans = [(n - 1) * g + 1 for n, g in zip(conv.window, conv.gaps, strict=True)]
-    places = [_slice(x, at, spans, conv.gaps) for at in _positions(conv.places, conv.strides)]
-    kernel = jnp.moveaxis(conv.kernel, -2, 1)
-    inner = tuple(range(1, x.ndim - 1))
-    groups, batch, features = x.shape[0], x.shape[-1], kernel.shape[-1]
-    out = conv.dot(_joined(places), kernel, (inner, inner))
-    return jnp.moveaxis(out.reshape(groups, *conv.places, batch, features), -2, 1)
+    # Feature first and batch last: where this is the gradient by a kernel, that is the order that
+    # the image had in the convolution itself, so XLA finds the slices of both to be the same.
+    first = len(conv.groups)
+    x = conv.padded(jnp.swapaxes(conv.x, first, -1))
+    places = [
+        conv.slice(x, at, conv.window, conv.gaps) for at in _positions(conv.places, conv.strides)
+    ]
+    inner = tuple(range(first, x.ndim - 1))
+    out = conv.dot(_joined(places), jnp.moveaxis(conv.kernel, -2, first), (inner, inner))
+    out = out.reshape(*conv.groups, *conv.places, x.shape[-1], out.shape[-1])
+    return jnp.moveaxis(out, -2, first)
 
 
 def _by_sum(conv: _Conv) -> Any:
     """Sum over taps of shifted (x @ kernel): contracts over the feature alone."""
-    groups, *_, features = conv.kernel.shape
-    kernel = jnp.moveaxis(conv.kernel, -2, 1).reshape(groups, conv.x.shape[-1], -1)
-    last = conv.x.ndim - 1
-    products = conv.dot(conv.x, kernel, ((last,), (1,)))
+    first, last, outs = len(conv.groups), conv.x.ndim - 1, conv.kernel.shape[-1]
+    kernel = jnp.moveaxis(conv.kernel, -2, first)
+    kernel = kernel.reshape(*conv.groups, conv.x.shape[-1], -1)
+    products = conv.dot(conv.x, kernel, ((last,), (first,)))
     spans = [(n - 1) * s + 1 for n, s in zip(conv.places, conv.strides, strict=True)]
 
     def shifted(tap: int, at: Sizes) -> Any:
-        mine = lax.slice_in_dim(products, tap * features, (tap + 1) * features, axis=last)
-        moved = []
+        moves = []
         for (low, _), shift, n, d, span in zip(
             conv.padding, at, conv.space, conv.spread, spans, strict=True
         ):
             before = low - shift
-            moved.append((before, span - before - ((n - 1) * d + 1), d - 1))
-        return _slice(_pad(mine, moved), (0,) * len(at), spans, conv.strides)
+            moves.append((before, span - before - ((n - 1) * d + 1), d - 1))
+        mine = lax.slice_in_dim(products, tap * outs, (tap + 1) * outs, axis=last)
+        return conv.slice(_pad(mine, moves), (0,) * len(at), conv.places, conv.strides)
 
     taps = enumerate(_positions(conv.window, conv.gaps))
     return functools.reduce(operator.add, [shifted(tap, at) for tap, at in taps])
@@ -142,32 +154,23 @@ def _sum_is_cheaper(conv: _Conv) -> bool:
     return by_sum < by_window
 
 
-# --- Slices -----------------------------------------------------------------------------------
-
-
 def _positions(sizes: Sizes, steps: Sizes) -> Iterator[Sizes]:
     for index in itertools.product(*map(range, sizes)):
         yield tuple(i * s for i, s in zip(index, steps, strict=True))
 
 
-def _slice(x: Any, start: Sizes, spans: Sequence[int], steps: Sizes) -> Any:
-    """Of the spatial dimensions of (group, first, *space, last)."""
-    stop = [a + n for a, n in zip(start, spans, strict=True)]
-    first, last = x.shape[:2], x.shape[-1]
-    return lax.slice(x, (0, 0, *start, 0), (*first, *stop, last), (1, 1, *steps, 1))
-
-
 def _pad(x: Any, space: Sequence[tuple[int, int, int]]) -> Any:
-    none = (0, 0, 0)
-    return lax.pad(x, jnp.zeros((), x.dtype), (none, none, *space, none))
-
-
-def _padded(conv: _Conv, x: Any) -> Any:
-    return _pad(x, [(a, b, d - 1) for (a, b), d in zip(conv.padding, conv.spread, strict=True)])
+    none = [(0, 0, 0)]
+    return lax.pad(x, jnp.zeros((), x.dtype), [*none * (x.ndim - len(space) - 1), *space, *none])
 
 
 def _joined(slices: list[Any]) -> Any:
     return jnp.concatenate(slices, -1) if len(slices) > 1 else slices[0]
+
+
+def _accumulator(dtype: Any) -> Any:
+    # What is added up after the product must not be rounded to half precision each time.
+    return jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype
 
 
 # --- The order of dimensions ------------------------------------------------------------------
@@ -178,18 +181,20 @@ def _read(params: dict[str, Any], lhs: Any, rhs: Any) -> _Conv | None:
     batch, feature, *space = names.lhs_spec
     out, into, *window = names.rhs_spec
     by_batch, by_feature = params["batch_group_count"], params["feature_group_count"]
-    groups = by_batch * by_feature  # at most one of the two is not 1
     x = jnp.transpose(lhs, (batch, *space, feature))
-    n, *size, c = x.shape
-    x = x.reshape(by_batch, n // by_batch, *size, by_feature, c // by_feature)
-    x = jnp.moveaxis(x, -2, 1).reshape(groups, n // by_batch, *size, c // by_feature)
     kernel = jnp.transpose(rhs, (*window, into, out))
-    *taps, i, o = kernel.shape
-    kernel = jnp.moveaxis(kernel.reshape(*taps, i, groups, o // groups), -2, 0)
-    conv = _Conv(
+    places = _places(params, x.shape[1:-1], kernel.shape[:-2])
+    if not math.prod((*x.shape, *kernel.shape, *places)):
+        return None
+    groups = () if by_batch * by_feature == 1 else (by_batch * by_feature,)
+    if groups:  # only one of the two is not 1
+        kernel = _split(kernel, kernel.ndim - 1, groups[0])
+        x = _split(x, 0, by_batch) if by_batch > 1 else _split(x, x.ndim - 1, by_feature)
+    return _Conv(
         x,
         kernel,
-        _places(params, tuple(size), tuple(taps)),
+        groups,
+        places,
         tuple(params["window_strides"]),
         tuple(params["padding"]),
         tuple(params["lhs_dilation"]),
@@ -197,7 +202,11 @@ def _read(params: dict[str, Any], lhs: Any, rhs: Any) -> _Conv | None:
         params["preferred_element_type"] or lhs.dtype,
         params["precision"],
     )
-    return conv if math.prod((*x.shape, *kernel.shape, *conv.places)) else None
+
+
+def _split(x: Any, axis: int, groups: int) -> Any:
+    shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
 
 
 def _places(params: dict[str, Any], size: Sizes, taps: Sizes) -> Sizes:
@@ -217,16 +226,13 @@ def _places(params: dict[str, Any], size: Sizes, taps: Sizes) -> Sizes:
 
 
 def _write(conv: _Conv, params: dict[str, Any], out: Any) -> Any:
-    """(group, batch, *space, feature) in the order that was asked for."""
+    """(*group, batch, *space, feature) in the order that was asked for."""
     batch, feature, *space = params["dimension_numbers"].out_spec
-    out = jnp.moveaxis(out.astype(conv.dtype), 0, -2)
-    out = out.reshape(*out.shape[:-2], -1)
+    out = out.astype(conv.dtype)
+    if conv.groups:
+        out = jnp.moveaxis(out, 0, -2)
+        out = out.reshape(*out.shape[:-2], -1)
     order = [0] * out.ndim
     for mine, theirs in enumerate((batch, *space, feature)):
         order[theirs] = mine
     return jnp.transpose(out, order)
-
-
-def _accumulator(dtype: Any) -> Any:
-    # What is added up after the product must not be rounded to half precision each time.
-    return jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype

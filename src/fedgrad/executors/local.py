@@ -22,8 +22,9 @@ from fedgrad.core.program import Program
 from fedgrad.core.trace import Arguments, read_arguments
 from fedgrad.executors.clients import Clients, Work, map_sum
 from fedgrad.executors.convolutions import default_rules
-from fedgrad.executors.loops import early_exit, ends_early
+from fedgrad.executors.loops import early_exit
 from fedgrad.executors.rewrite import Rules, evaluate
+from fedgrad.executors.slices import one_by_one
 from fedgrad.executors.walk import Env, Walk
 from fedgrad.plan.plan import make_plan
 from fedgrad.plan.stages import Exchange, Loop
@@ -126,8 +127,8 @@ class _Vectorised(Walk):
 
         plain = default_rules()
         work = Work(functools.partial(one, plain))
-        if ends_early(stage.equations):
-            fast = dict(plain)
+        if exchange.placement in self.ragged:
+            fast: dict[Any, Any] = {**plain, jax_primitives.dynamic_slice_p: one_by_one}
             fast[jax_primitives.scan_p] = early_exit(fast)
             work = Work(functools.partial(one, fast), functools.partial(one, plain))
         totals, kept = map_sum(work, clients, down, [x for _, x in shared], [x for _, x in each])
