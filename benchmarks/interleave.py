@@ -148,6 +148,7 @@ def run(
         results[name] = {
             "median_ms": statistics.median(timed) * 1e3,
             "best_ms": min(timed) * 1e3,
+            "seconds": timed,
             "first_s": given[0]["seconds"],
             "checksum": given[-1]["checksum"],
             "agrees": off[name] <= tolerance[name],

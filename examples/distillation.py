@@ -17,8 +17,8 @@ LABELS, CLIENTS, EXAMPLES = 8, 20, 30
 # mode: colour, line, and how far its name is moved up
 MODES = {
     "forward": ("#2b5a9b", "-", 0),
-    "mixed": ("#1e7a55", "-", -6),
-    "reverse": ("#a3541a", (0, (4, 6)), 6),
+    "mixed": ("#1e7a55", "-", 0),
+    "reverse": ("#a3541a", (0, (4, 6)), 12),
 }
 
 

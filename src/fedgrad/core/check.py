@@ -49,7 +49,13 @@ def check(
     """
     reader = _Reader(nested, keep_custom)
     outputs = reader.run(jaxpr, inputs, None)
-    return Graph(tuple(inputs), tuple(reader.equations), tuple(outputs), reader.indices)
+    return Graph(
+        tuple(inputs),
+        tuple(reader.equations),
+        tuple(outputs),
+        reader.indices,
+        tuple(reader.opened),
+    )
 
 
 class _Reader:
@@ -62,6 +68,7 @@ class _Reader:
         self.indices: dict[str, Value] = {}
         self.made: dict[Any, tuple[Value, ...]] = {}
         self.literals: dict[Any, Value] = {}
+        self.opened: list[str] = []
 
     def run(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value], source: Any) -> list[Value]:
         """Read a jaxpr in place; `source` overrides where its equations come from."""
@@ -113,6 +120,8 @@ class _Reader:
             if primitive in CALLS and not (self.keep_custom and primitive in CUSTOM_DERIVATIVES):
                 # jnp's own jitted functions are traced once for all callers: show the call's line.
                 inner = closed(eqn.params[CALLS[primitive]])
+                if primitive in CUSTOM_DERIVATIVES:
+                    self.opened.append(self.where(source))
                 return self.run(inner, inputs, None if speaks else source)
             if primitive in _CONTROL_FLOW or primitive in CUSTOM_DERIVATIVES:
                 return self.control_flow(eqn, inputs, source)
@@ -244,6 +253,7 @@ class _Reader:
         # A body asks for the client's index through the outer graph, which has it as an input.
         reader.indices = self.indices
         outputs = reader.run(jaxpr, inputs, None)
+        self.opened += reader.opened
         return Graph(tuple(inputs), tuple(reader.equations), tuple(outputs), self.indices)
 
     def scan(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:

@@ -58,6 +58,7 @@ class Graph:
     equations: tuple[Equation, ...]
     outputs: tuple[Value, ...]
     indices: dict[str, Value] = field(default_factory=dict)  # "which client am I", by placement
+    opened: tuple[str, ...] = ()  # lines of functions whose custom derivative was left behind
 
 
 def evaluate(equations: Iterable[Equation], env: dict[Value, Any]) -> None:

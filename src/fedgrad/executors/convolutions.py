@@ -26,7 +26,7 @@ from jax import lax
 from fedgrad.core.primitives import jax_primitives
 from fedgrad.executors.rewrite import Rules
 
-MAX_SLICES = 64  # with more, the copies cost more than XLA's convolution
+MAX_SLICES = 128  # with more, XLA takes long to compile them and the gain shrinks
 MOVE = 32  # writing and reading an intermediate number takes as long as so many multiplications
 
 Sizes = tuple[int, ...]

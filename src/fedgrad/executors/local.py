@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import ArgumentError, caller
+from fedgrad.core.errors import ArgumentError, PlanError, caller
 from fedgrad.core.graph import Value, read
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import jax_primitives
@@ -22,7 +22,7 @@ from fedgrad.core.program import Program
 from fedgrad.core.trace import Arguments, read_arguments
 from fedgrad.executors.clients import Clients, Work, map_sum
 from fedgrad.executors.convolutions import default_rules
-from fedgrad.executors.loops import early_exit
+from fedgrad.executors.loops import early_exit, ends_early
 from fedgrad.executors.rewrite import Rules, evaluate
 from fedgrad.executors.slices import one_by_one
 from fedgrad.executors.walk import Env, Walk
@@ -59,6 +59,8 @@ class Local:
             results = [
                 walk.unsort(v.at, x) for v, x in zip(plan.steps.outputs, outputs, strict=True)
             ]
+            if plan.opened:
+                results = _only_by_fedgrad(results, program.name, plan.opened)
             return jax.tree.unflatten(plan.outputs, results)
 
         run.__name__ = program.name
@@ -127,7 +129,7 @@ class _Vectorised(Walk):
 
         plain = default_rules()
         work = Work(functools.partial(one, plain))
-        if exchange.placement in self.ragged:
+        if exchange.placement in self.ragged or ends_early(stage.equations):
             fast: dict[Any, Any] = {**plain, jax_primitives.dynamic_slice_p: one_by_one}
             fast[jax_primitives.scan_p] = early_exit(fast)
             work = Work(functools.partial(one, fast), functools.partial(one, plain))
@@ -172,3 +174,19 @@ class _Vectorised(Walk):
 def _time_first(x: Any, at: str) -> Any:
     """Swap the axes over clients and over iterations of a client value."""
     return jnp.swapaxes(x, 0, 1) if is_client(at) else x
+
+
+def _only_by_fedgrad(results: list[Any], name: str, lines: tuple[str, ...]) -> list[Any]:
+    """The results, refusing to be differentiated by JAX: a function with a custom derivative and
+    communication inside was opened to be run, so JAX would silently take another derivative."""
+    same = jax.custom_jvp(lambda xs: xs)
+
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise PlanError(
+            f"{caller()}: jax differentiates a call of {name}, but {lines[0]} has a custom "
+            f"derivative around communication, which is not seen from outside. Differentiate the "
+            f"program instead: fg.grad({name})."
+        )
+
+    same.defjvp(refuse)
+    return same(results)

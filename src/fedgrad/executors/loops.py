@@ -6,13 +6,14 @@ take as long as the largest one. Where the scan only carries (nothing is pulled 
 it is run as a loop with a dynamic trip count instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.primitives import JaxprEqn, Literal, closed
+from fedgrad.core.graph import Equation
+from fedgrad.core.primitives import JaxprEqn, Literal, closed, inner_jaxprs, jax_primitives
 from fedgrad.executors.rewrite import Rule, Rules, run
 
 
@@ -43,6 +44,15 @@ def early_exit(inside: Rules) -> Rule:
         return done
 
     return rule
+
+
+def ends_early(equations: Iterable[Equation | JaxprEqn]) -> bool:
+    """Is there a loop, also deep inside, to which the rule applies?"""
+    return any(
+        (e.primitive is jax_primitives.scan_p and _masked(e.params) is not None)
+        or any(ends_early(jaxpr.eqns) for jaxpr in inner_jaxprs(e.params))
+        for e in equations
+    )
 
 
 def _masked(params: dict[str, Any]) -> tuple[int, int, JaxprEqn] | None:

@@ -36,6 +36,7 @@ class Plan:
     clients: dict[str, int]
     outputs: Any = field(repr=False)  # the tree of the result
     choice: Callable[[], Any] | None = field(default=None, repr=False)  # of a derivative
+    opened: tuple[str, ...] = ()  # lines of functions whose custom derivative was left behind
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -134,7 +135,8 @@ def make_plan(program: Program, arguments: Arguments, recompute: bool = False) -
         choice = functools.partial(program.choice, one_client)
         recompute = recompute or choice().recompute
     steps = cut(traced.graph, recompute or program.recompute)
-    return Plan(program.name, steps, arguments.clients, traced.outputs, choice)
+    opened = traced.graph.opened
+    return Plan(program.name, steps, arguments.clients, traced.outputs, choice, opened)
 
 
 def exchanges(

@@ -1,0 +1,36 @@
+"""The sections of the benchmarks: each has `run(quick)`, `report(data)` and perhaps `plot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from sections import compiling, derivatives, memory, rounds, scaling
+
+
+class Section(Protocol):
+    """Measures something; what it finds is JSON, and all that is reported is made from that."""
+
+    def run(self, quick: bool) -> dict[str, Any]:
+        """Measure; `quick` only shows that everything works."""
+
+    def report(self, data: dict[str, Any]) -> str:
+        """Markdown without a title."""
+
+
+class Drawn(Section, Protocol):
+    """A section with a figure."""
+
+    def plot(self, data: dict[str, Any], folder: Path) -> None:
+        """Write the figure that `report` refers to."""
+
+
+SECTIONS: dict[str, tuple[str, Section]] = {
+    "logistic": ("FedAvg on logistic regression", rounds.LOGISTIC),
+    "ragged": ("FedAvg on a ragged cohort", rounds.RAGGED),
+    "cnn": ("FedAvg on the EMNIST CNN", rounds.CNN),
+    "derivatives": ("The cost of a derivative", derivatives),
+    "memory": ("Memory of a derivative", memory),
+    "scaling": ("From 50 to 50,000 clients", scaling),
+    "compile": ("Time to compile", compiling),
+}

@@ -1,0 +1,230 @@
+"""The documentation runs: its programs, its output, its pictures, its links, and the examples.
+
+A page's python blocks are executed in order, in one namespace and in a process of its own. A text
+block right after one holds what it prints; if the block raises one of our errors, that is its
+message. `python tests/test_docs.py` writes these blocks and the pictures anew: read the diff.
+"""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What main() gets here, so that each example is quick.
+EXAMPLES = {
+    "class_one": {},
+    "client_learning_rate": {"rounds": 6},
+    "distillation": {"sizes": [2, 64], "steps": 10},
+    "newton_cg": {"steps": 1},
+    "per_fedavg": {"rounds": 10},
+    "ragged": {"rounds": 5},
+    "recursion_and_branching": {},
+}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page):
+    """(language, code, the match of the text block that holds its output or None)."""
+    text = page.read_text(encoding="utf-8")
+    found = list(FENCE.finditer(text))
+    for block, after in zip(found, [*found[1:], None], strict=False):
+        follows = after is not None and after[1] == "text"
+        if follows and text[block.end() : after.start()].strip():
+            follows = False
+        yield block[1], block[2], after if follows else None
+
+
+def executed(page):
+    """The blocks of a page that are run: python, and commands of ours."""
+    return [
+        block
+        for block in blocks(page)
+        if block[0] == "python" or (block[0] == "bash" and block[1].startswith("fedgrad "))
+    ]
+
+
+def run_python(code, name, namespace):
+    """What a block prints. Its lines are those of a file that is called like its page."""
+    import fedgrad as fg
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(code, name, "exec"), namespace)
+        except fg.FederatedError as error:
+            message = f"{type(error).__name__}: {error}"
+            print(textwrap.fill(message, 96, break_long_words=False, break_on_hyphens=False))
+    return printed.getvalue()
+
+
+def run_commands(code):
+    from fedgrad.cli import main
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for command in code.splitlines():
+            main(command.split()[1:])
+    return printed.getvalue()
+
+
+def run_page(path):
+    """Runs in a process of its own: prints a list of what each block printed."""
+    namespace = {"__name__": "__main__"}
+    name = Path(path).stem.lower().replace("-", "_") + ".py"
+    outputs = [
+        run_python(code, name, namespace) if language == "python" else run_commands(code)
+        for language, code, _ in executed(Path(path))
+    ]
+    print(json.dumps([tidy(output) for output in outputs]))
+
+
+def tidy(text):
+    return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
+
+
+def in_new_process(*arguments, folder):
+    (folder / "images").mkdir(exist_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "110", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, __file__, *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def with_outputs(page, outputs):
+    """The page's text with these outputs in their places."""
+    text = page.read_text(encoding="utf-8")
+    pairs = list(zip(executed(page), outputs, strict=True))
+    for (_, code, after), output in reversed(pairs):
+        if after is not None:
+            text = text[: after.start(2)] + output + "\n" + text[after.end(2) :]
+        else:
+            assert not output, (
+                f"{page.name}: this prints, but the page does not show it:\n{code}{output}"
+            )
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page(page, tmp_path):
+    if not executed(page):
+        pytest.skip("no code")
+    outputs = json.loads(in_new_process("--page", page, folder=tmp_path))
+    assert with_outputs(page, outputs) == page.read_text(encoding="utf-8")
+    for drawn in (tmp_path / "images").iterdir():
+        assert drawn.read_text() == (ROOT / "docs" / "images" / drawn.name).read_text(), drawn.name
+
+
+def test_every_example_is_run():
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {"demo", *EXAMPLES}
+
+
+def test_examples(tmp_path):
+    printed = in_new_process("--examples", json.dumps(EXAMPLES), folder=tmp_path)
+    for name in EXAMPLES:
+        assert f"=== {name}" in printed
+    assert (tmp_path / "out" / "class_one_reverse.svg").exists()
+    assert (tmp_path / "out" / "distillation.png").exists()
+
+
+def run_examples(settings):
+    from fedgrad.cli import main
+
+    for name, arguments in settings.items():
+        print(f"=== {name}")
+        path = ROOT / "examples" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"examples.{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.main(**arguments)
+    assert main(["explain", "examples.class_one:program"]) == 0
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_can_be_explained(name):
+    """They have a program and arguments for it, as `fedgrad explain` expects."""
+    import fedgrad as fg
+
+    path = ROOT / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"examples.{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert isinstance(module.program, fg.Program)
+    assert fg.plan(module.program, *module.arguments()).rounds >= 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links(page):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert anchor in anchors, f"{page.name} links to {target}"
+
+
+def test_pictures_are_all_shown():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert picture.name in text
+
+
+def public_names():
+    import fedgrad as fg
+
+    names = [n for n in vars(fg) if not n.startswith("_") and n not in SUBPACKAGES]
+    return [f"fg.{n}" for n in names] + [f"fg.executors.{n}" for n in fg.executors.__all__]
+
+
+SUBPACKAGES = ("ad", "cli", "core", "plan_", "executors")
+
+
+def test_every_public_name_is_documented():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    missing = [n for n in public_names() if not re.search(re.escape(n) + r"\b", text)]
+    assert not missing
+
+
+def update():
+    """Write the outputs and the pictures of all pages (or of those named) anew."""
+    wanted = [page for page in PAGES if not sys.argv[1:] or page.stem in sys.argv[1:]]
+    for page in wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            if executed(page):
+                outputs = json.loads(in_new_process("--page", page, folder=Path(folder)))
+                page.write_text(with_outputs(page, outputs), encoding="utf-8")
+            for drawn in (Path(folder) / "images").glob("*"):
+                target = ROOT / "docs" / "images" / drawn.name
+                target.parent.mkdir(exist_ok=True)
+                target.write_bytes(drawn.read_bytes())
+        print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--page"]:
+        run_page(sys.argv[2])
+    elif sys.argv[1:2] == ["--examples"]:
+        run_examples(json.loads(sys.argv[2]))
+    else:
+        update()
