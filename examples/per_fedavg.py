@@ -71,8 +71,8 @@ def main(rounds: int = 400) -> None:
     print(f"error against centralised JAX: {max(jax.tree.leaves(errors)):.0e}\n")
 
     print("loss after one local step, having trained for   rounds 0    " + f"{rounds}")
-    for name, trained in {"the loss itself": plain_loss, "the meta-loss": meta_loss}.items():
-        gradient, now = fg.grad(trained), w
+    for name, gradient in {"the loss itself": fg.grad(plain_loss), "the meta-loss": exact}.items():
+        now = w
         for _ in range(rounds):
             slope = gradient(now, support, query)
             now = jax.tree.map(lambda a, b: a - 0.1 * b, now, slope)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import fedgrad as fg
 
-DEPTH = 3
+DEPTH = 2
 
 
 def slope_and_curve(w: jax.Array, z: jax.Array) -> Any:

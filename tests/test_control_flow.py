@@ -394,10 +394,12 @@ def test_a_custom_rule_around_communication_is_used_inside_of_the_program(rule):
 
 
 @pytest.mark.parametrize("rule", [tenfold_jvp, tenfold_vjp], ids=["custom_jvp", "custom_vjp"])
-def test_a_custom_rule_around_communication_is_used_from_outside(rule):
+def test_a_custom_rule_around_communication_is_never_silently_left_behind(rule):
     program = fg.program(z=fg.CLIENTS)(lambda x, z: jnp.sum(rule(x, z)))
     np.testing.assert_allclose(program(X, Z), (X * Z).sum())
-    np.testing.assert_allclose(jax.grad(program)(X, Z), 10 * Z.sum(0))
+    with pytest.raises(fg.PlanError, match=r"test_control_flow.py.*custom derivative.*fg\.grad"):
+        jax.grad(program)(X, Z)
+    np.testing.assert_allclose(fg.grad(program, mode="reverse")(X, Z), 10 * Z.sum(0))
 
 
 # --- programs in programs -----------------------------------------------------------------------

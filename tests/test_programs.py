@@ -157,6 +157,10 @@ def test_jax_differentiates_through_a_call(case):
         positions = tuple(range(len(case.server_argnums)))
         return jax.jit(take(of_server, positions))(*(args[i] for i in case.server_argnums))
 
+    if case.name.startswith("custom_") and case.name.endswith("_around"):
+        with pytest.raises(fg.PlanError, match=r"custom derivative"):
+            derivative(case.program)
+        return
     found = derivative(case.program)
     assert all(jnp.any(x != 0) for x in jax.tree.leaves(found))
     assert_same(found, derivative(case.centralised), rtol=1e-8)

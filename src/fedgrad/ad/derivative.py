@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedgrad.ad.activity import Unit, active_units, active_values, differentiable
 from fedgrad.ad.evaluate import advance, evaluate, start
-from fedgrad.ad.local import push_basis, pull_basis
+from fedgrad.ad.local import pull_basis, push_basis
 from fedgrad.core.check import check
 from fedgrad.core.graph import Graph, Value, read
 from fedgrad.core.placement import is_client

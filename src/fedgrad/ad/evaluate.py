@@ -12,7 +12,14 @@ import jax
 from fedgrad.ad.activity import depends
 from fedgrad.ad.local import local_round
 from fedgrad.core.graph import Equation, Value, read
-from fedgrad.core.primitives import at_source, bind, broadcast_p, client_index, jax_primitives, sum_p
+from fedgrad.core.primitives import (
+    at_source,
+    bind,
+    broadcast_p,
+    client_index,
+    jax_primitives,
+    sum_p,
+)
 from fedgrad.plan.stages import Exchange, Loop, Step, Steps
 
 Env = dict[Value, Any]

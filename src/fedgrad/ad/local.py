@@ -141,7 +141,7 @@ def push_basis(
 def pull_basis(
     pull: Callable[[list[Array]], list[Array]], outs: Sequence[Any]
 ) -> list[list[Array]]:
-    """The derivative by pulling back a basis of `outs`: derivative[j][i] of shape outs[j] + xs[i]."""
+    """The derivative by pulling a basis of `outs` back: [j][i] of shape outs[j] + xs[i]."""
     sizes = [math.prod(o.shape) for o in outs]
     total = sum(sizes)
     if total == 1:

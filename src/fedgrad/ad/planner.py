@@ -15,7 +15,7 @@ import jax
 
 from fedgrad.ad.derivative import Rules, Subject, derivative, rule_vectors
 from fedgrad.core.check import check
-from fedgrad.core.errors import ArgumentError, PlanError, caller
+from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.graph import Graph, Value
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.plan.plan import Plan
@@ -43,9 +43,7 @@ class CostModel:
         for name in ("down", "up", "round_trip"):
             price = getattr(self, name)
             if not (isinstance(price, int | float) and math.isfinite(price) and price >= 0):
-                raise ArgumentError(
-                    f"{caller()}: CostModel({name}={price!r}): a price is a number >= 0."
-                )
+                raise ArgumentError.here(f"CostModel({name}={price!r}): a price is a number >= 0.")
 
     def price(self, plan: Plan) -> float:
         """The price of running a plan once, per client."""
@@ -86,8 +84,8 @@ def choose(subject: Subject, cost: CostModel) -> Choice:
         vectors = _improve(vectors, price)
     found = [best for rules in vectors if (best := price(rules)) is not None]
     if not found:
-        raise PlanError(
-            f"{caller()}: no way to differentiate {subject.name} satisfies the cost model {cost}: "
+        raise PlanError.here(
+            f"no way to differentiate {subject.name} satisfies the cost model {cost}: "
             "every one asks clients again that the program asks only once, or needs more client "
             "memory. Allow it with fg.CostModel(readdress=True), or choose the mode yourself."
         )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, subject
 from fedgrad.ad.planner import Choice, CostModel, choose, impossible
-from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, caller, nearest
+from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import SERVER, Placement, is_client
 from fedgrad.core.program import Program
@@ -117,8 +117,8 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
 
     placements = {program.placements.get(name) for name in names}
     if len(placements) > 1:
-        raise ArgumentError(
-            f"{caller()}: fg.jvp by arguments at different placements: {names}. "
+        raise ArgumentError.here(
+            f"fg.jvp by arguments at different placements: {names}. "
             "Differentiate by those of one placement at a time."
         )
     return _extended(program, fun, "jvp", "tangents", placements.pop())
@@ -167,13 +167,12 @@ class _Request:
     def __post_init__(self) -> None:
         _names(self.program, self.argnums)
         if self.mode not in ("auto", *_RULE):
-            raise ArgumentError(
-                f"{caller()}: unknown mode {self.mode!r}." + nearest(self.mode, ["auto", *_RULE])
+            raise ArgumentError.here(
+                f"unknown mode {self.mode!r}." + nearest(self.mode, ["auto", *_RULE])
             )
         if self.cost is not None and self.mode != "auto":
-            raise ArgumentError(
-                f'{caller()}: cost= chooses the mode, so it goes with mode="auto"; got '
-                f"mode={self.mode!r}."
+            raise ArgumentError.here(
+                f'cost= chooses the mode, so it goes with mode="auto"; got mode={self.mode!r}.'
             )
         object.__setattr__(self, "_choices", {})
 
@@ -203,8 +202,8 @@ class _Request:
                 raise
             if self.mode != "auto" or rules:
                 other = "reverse" if self.mode == "forward" else "forward"
-                raise PlanError(
-                    f"{caller()}: {self.program.name} {why}. Use mode={other!r}, or write it "
+                raise PlanError.here(
+                    f"{self.program.name} {why}. Use mode={other!r}, or write it "
                     "without: a scan (lax.fori_loop with a static trip count) instead of a "
                     "while_loop, a custom_jvp instead of a custom_vjp."
                 ) from error
@@ -216,7 +215,8 @@ class _Request:
     def trace(self, arguments: dict[str, Any]) -> tuple[Subject, Any]:
         names, _ = _names(self.program, self.argnums)
         tree = jax.tree.structure(list(arguments.values()))
-        values, wrt = [], []
+        values: list[Value] = []
+        wrt: list[int] = []
         for name, argument in arguments.items():
             placement = self.program.placements.get(name)
             for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
@@ -225,8 +225,8 @@ class _Request:
                 label = f'"{name}{jax.tree_util.keystr(path)}"'
                 values.append(Value(_aval(leaf), placement.name if placement else SERVER, label))
         if not wrt:
-            raise ArgumentError(
-                f"{caller()}: {self.program.name}: argument {', '.join(names)} has no floating "
+            raise ArgumentError.here(
+                f"{self.program.name}: argument {', '.join(names)} has no floating "
                 "leaf to differentiate by."
             )
         shapes: list[Any] = []
@@ -241,9 +241,7 @@ class _Request:
             if not self.has_aux:
                 return range(count)
             if not isinstance(shapes[1], tuple) or len(shapes[1]) != 2:
-                raise ArgumentError(
-                    f"{caller()}: has_aux=True: {self.program.name} must return (y, aux)."
-                )
+                raise ArgumentError.here(f"has_aux=True: {self.program.name} must return (y, aux).")
             return range(len(jax.tree.leaves(shapes[1][0])))
 
         placements = self.program.client_placements
@@ -253,8 +251,8 @@ class _Request:
 
     def check_result(self, traced: Subject, y: Any) -> None:
         if self.mode == "forward" and traced.at_clients:
-            raise PlanError(
-                f"{caller()}: {self.program.name} is differentiated by an argument at clients. "
+            raise PlanError.here(
+                f"{self.program.name} is differentiated by an argument at clients. "
                 "Every client has its own derivative, and pushing tangents forward only gives "
                 "their sum. Use mode='reverse'."
             )
@@ -262,8 +260,8 @@ class _Request:
         values = [traced.graph.outputs[i] for i in range(len(leaves))]
         for value in values:
             if is_client(value.at):
-                raise PlacementError(
-                    f"{caller()}: {self.program.name} returns a value at {value.at}; what is "
+                raise PlacementError.here(
+                    f"{self.program.name} returns a value at {value.at}; what is "
                     "differentiated is at the server. Return fg.mean(...) or fg.sum(...) of it, or "
                     "return it as aux."
                 )
@@ -271,8 +269,8 @@ class _Request:
             return
         if len(leaves) != 1 or leaves[0].shape or not _is_float(leaves[0]):
             shown = [f"{x.dtype}{list(x.shape)}" for x in leaves]
-            raise ArgumentError(
-                f"{caller()}: {self.scalar} of {self.program.name}, which returns {shown}. It "
+            raise ArgumentError.here(
+                f"{self.scalar} of {self.program.name}, which returns {shown}. It "
                 "takes a program that returns one floating number (and aux with has_aux=True); "
                 "use fg.jacobian for others."
             )
@@ -317,8 +315,8 @@ class _Request:
 def _names(program: Program, argnums: Argnums) -> tuple[list[str], bool]:
     """The names of the arguments to differentiate by, and whether it is just one."""
     if not isinstance(program, Program):
-        raise ArgumentError(
-            f"{caller()}: derivatives are taken of a program, got {program!r}. Decorate it with "
+        raise ArgumentError.here(
+            f"derivatives are taken of a program, got {program!r}. Decorate it with "
             "@fg.program(...); jax.grad is there for functions."
         )
     single = isinstance(argnums, int | str)
@@ -327,18 +325,16 @@ def _names(program: Program, argnums: Argnums) -> tuple[list[str], bool]:
     names = []
     for argnum in wanted:
         if isinstance(argnum, str) and argnum not in parameters:
-            raise ArgumentError(
-                f"{caller()}: {program.name} has no argument {argnum!r}."
-                + nearest(argnum, parameters)
+            raise ArgumentError.here(
+                f"{program.name} has no argument {argnum!r}." + nearest(argnum, parameters)
             )
         if isinstance(argnum, int) and not -len(parameters) <= argnum < len(parameters):
-            raise ArgumentError(
-                f"{caller()}: {program.name} has {len(parameters)} arguments, so there is no "
-                f"argument {argnum}."
+            raise ArgumentError.here(
+                f"{program.name} has {len(parameters)} arguments, so there is no argument {argnum}."
             )
         names.append(argnum if isinstance(argnum, str) else parameters[argnum])
     if len(set(names)) != len(names) or not names:
-        raise ArgumentError(f"{caller()}: name each argument to differentiate by once: {names}.")
+        raise ArgumentError.here(f"name each argument to differentiate by once: {names}.")
     return names, single
 
 
@@ -371,9 +367,9 @@ def _check_like(found: Any, wanted: Any, where: str, what: str, like: str) -> No
     a, b = jax.tree.structure(found), jax.tree.structure(wanted)
     shapes = [jnp.shape(x) for x in jax.tree.leaves(found)]
     expected = [jnp.shape(x) for x in jax.tree.leaves(wanted)]
-    if a != b or shapes != expected:
-        raise ArgumentError(
-            f"{caller()}: {where}: the {what} must look like {like}: expected {b} with shapes "
+    if str(a) != str(b) or shapes != expected:
+        raise ArgumentError.here(
+            f"{where}: the {what} must look like {like}: expected {b} with shapes "
             f"{expected}, got {a} with shapes {shapes}."
         )
 

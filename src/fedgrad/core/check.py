@@ -23,6 +23,7 @@ from fedgrad.core.primitives import (
     broadcast_p,
     closed,
     foreign_axis,
+    has_effects,
     index_placement,
     inner_jaxprs,
     jax_primitives,
@@ -127,9 +128,9 @@ class _Reader:
                 return self.control_flow(eqn, inputs, source)
             if speaks:
                 raise PlanError(
-                    f"{self.where(source)}: fg.broadcast or fg.sum inside of {primitive.name} is not "
-                    "supported. Use jit, scan, while_loop, cond, switch, checkpoint, custom_jvp or "
-                    "custom_vjp around communication."
+                    f"{self.where(source)}: fg.broadcast or fg.sum inside of {primitive.name} is "
+                    "not supported. Use jit, scan, while_loop, cond, switch, checkpoint, "
+                    "custom_jvp or custom_vjp around communication."
                 )
         indices = [self.index(name, None) for name in _indices_inside(eqn.params)]
         at = self.join([*inputs, *indices], primitive.name, source)
@@ -144,7 +145,7 @@ class _Reader:
             key = (eqn.primitive, hash(params) and params, tuple(inputs))
         except TypeError:
             key = None
-        if eqn.effects:
+        if has_effects(eqn):
             key = None
         if key is not None and key in self.made:
             return self.made[key]
@@ -160,7 +161,7 @@ class _Reader:
                 outputs,
                 at,
                 source,
-                bool(eqn.effects),
+                has_effects(eqn),
                 indexed,
             )
         )
@@ -184,8 +185,9 @@ class _Reader:
             return self.add(eqn, [x], placement, source)
         if x.at == SERVER:
             raise PlacementError(
-                f"{self.where(source)}: fg.sum takes a value of clients, but {describe(x)} is at the "
-                "server. Use it as it is, or fg.broadcast it first if every client should add it."
+                f"{self.where(source)}: fg.sum takes a value of clients, but {describe(x)} is at "
+                "the server. Use it as it is, or fg.broadcast it first if every client should "
+                "add it."
             )
         if is_client(x.at) and x.at != placement:
             raise PlacementError(
@@ -199,7 +201,7 @@ class _Reader:
     def constant_sum(self, x: Value, placement: str, source: Any) -> Sequence[Value]:
         # The sum of a constant is the constant times the number of clients, which is sent once.
         def times_count(x: jax.Array) -> jax.Array:
-            count = sum_p.bind(jnp.int32(1), placement=placement)
+            count = sum_p.bind(jnp.int32(1), placement=placement)  # as fg.mean counts
             return x * count.astype(x.dtype)
 
         jaxpr = jax.make_jaxpr(times_count)(jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype))
@@ -238,7 +240,7 @@ class _Reader:
                 outputs,
                 "",
                 source,
-                bool(eqn.effects),
+                has_effects(eqn),
                 bodies=tuple(bodies),
             )
         )
@@ -287,7 +289,8 @@ class _Reader:
             ]
             body_graph = self.body(body, [_inner(v) for v in consts[n_cond:]] + carry, source)
             joined = [
-                _join_carry(a, v.at, self.where(source)) for a, v in zip(at, body_graph.outputs, strict=True)
+                _join_carry(a, v.at, self.where(source))
+                for a, v in zip(at, body_graph.outputs, strict=True)
             ]
             if joined == at:
                 break
@@ -309,7 +312,8 @@ class _Reader:
         placements = [v.at for v in graphs[0].outputs]
         for graph in graphs[1:]:
             placements = [
-                _join_carry(a, v.at, self.where(source)) for a, v in zip(placements, graph.outputs, strict=True)
+                _join_carry(a, v.at, self.where(source))
+                for a, v in zip(placements, graph.outputs, strict=True)
             ]
         # Which branch is taken is the server's knowledge, so a constant result is at the server.
         return graphs, [SERVER if p == ANYWHERE else p for p in placements]
@@ -367,7 +371,7 @@ def _inner(v: Value) -> Value:
 
 
 def _join_carry(before: str, after: str, place: str) -> str:
-    if before == ANYWHERE or before == after:
+    if before in (ANYWHERE, after):
         return after
     if after == ANYWHERE:
         return before

@@ -1,4 +1,4 @@
-"""Clients of different sizes: a population is stored once, a cohort is a choice of clients from it."""
+"""Clients of different sizes: a population is stored once, a cohort chooses from it."""
 
 import functools
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.errors import CohortError, caller
+from fedgrad.core.errors import CohortError
 from fedgrad.core.examples import Examples
 
 
@@ -23,9 +23,9 @@ class Cohort:
     """
 
     store: Any
-    offset: jax.Array | np.ndarray
-    count: jax.Array | np.ndarray
-    index: jax.Array | np.ndarray
+    offset: Any  # one integer per client, of numpy or JAX
+    count: Any
+    index: Any
     capacity: int = field(metadata={"static": True})
 
     def __len__(self) -> int:
@@ -52,8 +52,8 @@ class Population:
     def sample(self, key: jax.Array, size: int) -> Cohort:
         """A cohort of `size` different clients, drawn uniformly."""
         if not 1 <= size <= len(self):
-            raise CohortError(
-                f"{caller()}: Cannot sample {size} of {len(self)} clients. Ask for 1 to {len(self)}."
+            raise CohortError.here(
+                f"Cannot sample {size} of {len(self)} clients. Ask for 1 to {len(self)}."
             )
         return self._chosen(_draw(self._vectors, key, size))
 
@@ -61,17 +61,19 @@ class Population:
         """The cohort of these clients, by their index in the population."""
         clients = np.asarray(clients)
         if clients.ndim != 1 or clients.size == 0 or not np.issubdtype(clients.dtype, np.integer):
-            raise CohortError(f"{caller()}: Select clients by a non-empty vector of indices, got {clients!r}.")
+            raise CohortError.here(
+                f"Select clients by a non-empty vector of indices, got {clients!r}."
+            )
         if clients.min() < 0 or clients.max() >= len(self):
-            raise CohortError(
-                f"{caller()}: There are {len(self)} clients, numbered from 0; got {clients.min()} to "
+            raise CohortError.here(
+                f"There are {len(self)} clients, numbered from 0; got {clients.min()} to "
                 f"{clients.max()}."
             )
         index = clients.astype(np.int32)
         return self._chosen((self.offsets[index], self.counts[index], index))
 
     @property
-    def _vectors(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _vectors(self) -> tuple[Any, Any, Any]:
         return self.everyone.offset, self.everyone.count, self.everyone.index
 
     def _chosen(self, vectors: tuple[Any, Any, Any]) -> Cohort:
@@ -131,34 +133,39 @@ def _everywhere(x: np.ndarray) -> jax.Array:
 
 def _counts(clients: Sequence[Any]) -> np.ndarray:
     if isinstance(clients, dict) or not hasattr(clients, "__len__"):
-        raise CohortError(
-            f"{caller()}: Clients are a list with one pytree for each, got {type(clients).__name__}. "
+        raise CohortError.here(
+            f"Clients are a list with one pytree for each, got {type(clients).__name__}. "
             "Write fg.population([client_0, client_1, ...])."
         )
     if not len(clients):
-        raise CohortError(f"{caller()}: There are no clients: the list is empty.")
+        raise CohortError.here("There are no clients: the list is empty.")
     tree = jax.tree.structure(clients[0])
     counts = []
     for i, client in enumerate(clients):
-        if jax.tree.structure(client) != tree:
-            raise CohortError(
-                f"{caller()}: Client {i} has another structure than client 0: {jax.tree.structure(client)} "
+        if not _same_tree(client, clients[0]):
+            raise CohortError.here(
+                f"Client {i} has another structure than client 0: {jax.tree.structure(client)} "
                 f"and {tree}. Give every client the same pytree."
             )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(client)]
         sizes = {shape[0] if shape else None for shape in shapes}
         if len(sizes) != 1 or None in sizes:
-            raise CohortError(
-                f"{caller()}: Every leaf of a client has one row per example; client {i} has leaves of shapes "
+            raise CohortError.here(
+                f"Every leaf of a client has one row per example; client {i} has leaves of shapes "
                 f"{shapes}."
             )
         if sizes == {0}:
-            raise CohortError(f"{caller()}: Client {i} has no examples. Leave it out.")
+            raise CohortError.here(f"Client {i} has no examples. Leave it out.")
         for here, first in zip(shapes, jax.tree.leaves(clients[0]), strict=True):
             if here[1:] != np.shape(first)[1:]:
-                raise CohortError(
-                    f"{caller()}: Examples of client {i} have shape {here[1:]}, those of client 0 "
+                raise CohortError.here(
+                    f"Examples of client {i} have shape {here[1:]}, those of client 0 "
                     f"{np.shape(first)[1:]}. Only the number of examples may differ."
                 )
         counts.append(sizes.pop())
     return np.asarray(counts)
+
+
+def _same_tree(a: Any, b: Any) -> bool:
+    trees: list[Any] = [jax.tree.structure(a), jax.tree.structure(b)]
+    return bool(trees[0] == trees[1])

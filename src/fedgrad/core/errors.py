@@ -1,15 +1,20 @@
-"""Typed errors. A message says what is wrong, where in the user's code, what was found, and the fix."""
-
+"""Typed errors. A message says where in the user's code, what is wrong, and what is the fix."""
 
 import difflib
 import os
 import sys
+from typing import Self
 
 import jax
 
 
 class FederatedError(Exception):
     """Base class of every error that fedgrad raises on purpose."""
+
+    @classmethod
+    def here(cls, message: str) -> Self:
+        """The error, with the line of the user's code that is calling us now."""
+        return cls(f"{caller()}: {message}")
 
 
 class PlacementError(FederatedError):

@@ -31,7 +31,7 @@ class Examples:
         return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), self.store)
 
     def batch(self, start: Any, size: int) -> tuple[Any, jax.Array]:
-        """Examples start ... start + size - 1, and which of them exist (the others are arbitrary)."""
+        """Examples start ... start + size - 1, and which of them exist (others are arbitrary)."""
         mask = start + jnp.arange(size) < self.count
         if size > self.capacity:
             return self.take(start + jnp.arange(size)), mask

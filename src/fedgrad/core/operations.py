@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import ArgumentError, PlacementError, caller
+from fedgrad.core.errors import ArgumentError, PlacementError
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.primitives import broadcast_p, client_index, inside, sum_p
 
@@ -32,16 +32,17 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
 
     A client of weight 0 does not count at all, even if its `x` is NaN: so a client is dropped by
     giving it weight 0. If nobody counts (all weights are zero), the mean is `empty`, with a zero
-    derivative. Integers are averaged as floats. However many means a program takes, the number
-    of clients, and the sum of the same weights, is sent once.
+    derivative. Integers are averaged as floats, float16 and bfloat16 in float32. However many means
+    a program takes, the number of clients, and the sum of the same weights, is sent once.
     """
     if weights is None:
-        count = sum(jnp.int32(1), at)
-        return jax.tree.map(lambda s: _ratio(s, count, empty), sum(_floating(x), at))
+        _require_inside("mean", at)
+        count = sum_p.bind(jnp.int32(1), placement=at.name)
+        return _ratios(x, sum(_floating(x), at), count, empty)
     weights = _array(weights)
     if weights.shape:
-        raise ArgumentError(
-            f"{caller()}: fg.mean takes one weight per client, so a scalar in the view of one client; got "
+        raise ArgumentError.here(
+            f"fg.mean takes one weight per client, so a scalar in the view of one client; got "
             f"shape {weights.shape}. Multiply first if you mean an elementwise product."
         )
     total = sum(weights, at)
@@ -54,7 +55,7 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
         return weights.astype(leaf.dtype) * kept
 
     sums = sum(jax.tree.map(weighted, _floating(x)), at)
-    return jax.tree.map(lambda s: _ratio(s, total, empty), sums)
+    return _ratios(x, sums, total, empty)
 
 
 def client_key(key: jax.Array, at: Placement = CLIENTS) -> jax.Array:
@@ -63,22 +64,24 @@ def client_key(key: jax.Array, at: Placement = CLIENTS) -> jax.Array:
     The client folds in its own index. In a cohort sampled from a population that is the client's
     index in the population, so its key does not depend on who else was sampled.
     """
-    if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
-        raise ArgumentError(f"{caller()}: fg.client_key takes a typed key, jax.random.key(0); got {key!r}.")
+    if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
+        raise ArgumentError.here(
+            f"fg.client_key takes a typed key, jax.random.key(0); got {key!r}."
+        )
     return jax.random.fold_in(broadcast(key, at), client_index(at.name))
 
 
 def _require_inside(operation: str, at: Placement) -> None:
     if not isinstance(at, Placement):
-        raise ArgumentError(f"{caller()}: fg.{operation}(..., at=) takes a fg.Placement, got {at!r}.")
+        raise ArgumentError.here(f"fg.{operation}(..., at=) takes a fg.Placement, got {at!r}.")
     if not inside():
-        raise PlacementError(
-            f"{caller()}: fg.{operation} was called outside of a program, where there are no clients. "
+        raise PlacementError.here(
+            f"fg.{operation} was called outside of a program, where there are no clients. "
             f"Call it in a function decorated with @fg.program(argument=fg.CLIENTS)."
         )
     if not inside(at.name):
-        raise PlacementError(
-            f"{caller()}: fg.{operation}(..., at={at.name}): no argument of this program is at {at.name}, so "
+        raise PlacementError.here(
+            f"fg.{operation}(..., at={at.name}): no argument of this program is at {at.name}, so "
             f"nobody knows who these clients are. Name one: @fg.program(argument={at!r})."
         )
 
@@ -87,8 +90,8 @@ def _array(leaf: Any) -> jax.Array:
     try:
         return leaf if hasattr(leaf, "aval") else jnp.asarray(leaf)
     except TypeError:
-        raise ArgumentError(
-            f"{caller()}: Only arrays, numbers and keys can be sent, got {type(leaf).__name__}: {leaf!r}. "
+        raise ArgumentError.here(
+            f"Only arrays, numbers and keys can be sent, got {type(leaf).__name__}: {leaf!r}. "
             "Keep other things outside of the pytree."
         ) from None
 
@@ -96,22 +99,32 @@ def _array(leaf: Any) -> jax.Array:
 def _summable(leaf: Any) -> jax.Array:
     leaf = _array(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        raise ArgumentError(f"{caller()}: fg.sum: PRNG keys cannot be summed. Sum what you drew with them.")
+        raise ArgumentError.here("fg.sum: PRNG keys cannot be summed. Sum what you drew with them.")
     if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.bool_:
         return leaf.astype(jax.eval_shape(jnp.sum, leaf).dtype)
     return leaf
 
 
 def _floating(x: Any) -> Any:
+    """Leaves as they are averaged: integers as floats, and nothing narrower than float32, in which
+    the sum over many clients could overflow."""
+
     def cast(leaf: Any) -> jax.Array:
         leaf = _summable(leaf)
-        return leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype(float)
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf.astype(float)
+        return leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf
 
     return jax.tree.map(cast, x)
 
 
-def _ratio(total: jax.Array, count: jax.Array, empty: float) -> jax.Array:
-    count = count.astype(total.dtype)
+def _ratios(x: Any, sums: Any, count: jax.Array, empty: float) -> Any:
     someone = count != 0
-    ratio = total / jnp.where(someone, count, 1)
-    return jnp.where(someone, ratio, jnp.asarray(empty, total.dtype))
+
+    def ratio(leaf: Any, total: jax.Array) -> jax.Array:
+        mean = total / jnp.where(someone, count, 1).astype(total.dtype)
+        mean = jnp.where(someone, mean, jnp.asarray(empty, total.dtype))
+        dtype = _array(leaf).dtype
+        return mean.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else mean
+
+    return jax.tree.map(ratio, x, sums)

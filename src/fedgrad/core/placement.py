@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedgrad.core.errors import ArgumentError, caller
+from fedgrad.core.errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -13,12 +13,14 @@ class Placement:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
-            raise ArgumentError(
-                f"{caller()}: A placement is named by an identifier, got {self.name!r}. "
+            raise ArgumentError.here(
+                f"A placement is named by an identifier, got {self.name!r}. "
                 'Write for example fg.Placement("eval").'
             )
         if self.name in ("server", "anywhere"):
-            raise ArgumentError(f"{caller()}: {self.name!r} is not a client placement. Choose another name.")
+            raise ArgumentError.here(
+                f"{self.name!r} is not a client placement. Choose another name."
+            )
 
     def __repr__(self) -> str:
         return f"Placement({self.name!r})"

@@ -114,6 +114,12 @@ def foreign_axis(primitive: Primitive, params: dict[str, Any]) -> bool:
     return ours and index_placement(primitive, params) is None
 
 
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Does the equation do something besides computing? Asking for the client's index does not,
+    although JAX notes the use of a named axis as an effect."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
 def bind(primitive: Primitive, params: dict[str, Any], values: Sequence[Any]) -> list[Any]:
     """Apply one equation to values."""
     out = primitive.bind(*values, **primitive.get_bind_params(params))

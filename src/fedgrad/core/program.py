@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from fedgrad.core.errors import ArgumentError, PlacementError, caller, nearest
+from fedgrad.core.errors import ArgumentError, PlacementError, nearest
 from fedgrad.core.placement import Placement
 from fedgrad.core.primitives import inside
 
@@ -41,26 +41,28 @@ class Program:
             value = self.fun if attribute == "__wrapped__" else getattr(self.fun, attribute, None)
             object.__setattr__(self, attribute, value)
         if self.signature is None:
-            object.__setattr__(self, "signature", inspect.signature(self.fun))
+            object.__setattr__(self, "signature", _signature(self.fun))
         parameters = self.signature.parameters
         for name, placement in self.placements.items():
             if name not in parameters:
-                raise ArgumentError(
-                    f"{caller()}: @fg.program({name}=...): {self.name} has no argument {name!r}."
+                raise ArgumentError.here(
+                    f"@fg.program({name}=...): {self.name} has no argument {name!r}."
                     + nearest(name, list(parameters))
                 )
             if not isinstance(placement, Placement):
-                raise ArgumentError(
-                    f"{caller()}: @fg.program({name}={placement!r}): name a client placement, for example "
+                raise ArgumentError.here(
+                    f"@fg.program({name}={placement!r}): name a client placement, for example "
                     f"fg.CLIENTS. Arguments that are not named are at the server."
                 )
 
     @property
     def name(self) -> str:
+        """The name of the function."""
         return getattr(self.fun, "__name__", type(self.fun).__name__)
 
     @property
     def client_placements(self) -> tuple[str, ...]:
+        """The placements of the arguments, by name."""
         return tuple(dict.fromkeys(p.name for p in self.placements.values()))
 
     def on(self, executor: Executor) -> "Program":
@@ -72,7 +74,7 @@ class Program:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ArgumentError(f"{caller()}: {self.name}{self.signature}: {error}.") from None
+            raise ArgumentError.here(f"{self.name}{self.signature}: {error}.") from None
         bound.apply_defaults()
         return dict(bound.arguments)
 
@@ -97,22 +99,28 @@ class Program:
     def _require_placements(self) -> None:
         for name, placement in self.placements.items():
             if not inside(placement.name):
-                raise PlacementError(
-                    f"{caller()}: {self.name} is called inside of a program that has no clients "
+                raise PlacementError.here(
+                    f"{self.name} is called inside of a program that has no clients "
                     f"{placement.name!r}, but its argument {name!r} is there. Give the outer "
                     f"program an argument at {placement!r}."
                 )
 
 
-def program(
-    fun: Callable[..., Any] | None = None, /, **placements: Placement
-) -> Any:
+def program(fun: Callable[..., Any] | None = None, /, **placements: Placement) -> Any:
     """Decorator: `@fg.program(z=fg.CLIENTS)`. Arguments that are not named are at the server."""
     if fun is not None and not callable(fun):
-        raise ArgumentError(f"{caller()}: @fg.program decorates a function, got {fun!r}.")
+        raise ArgumentError.here(f"@fg.program decorates a function, got {fun!r}.")
     if fun is None:
         return lambda fun: Program(fun, dict(placements))
     return Program(fun, dict(placements))
+
+
+def _signature(fun: Callable[..., Any]) -> inspect.Signature:
+    """What is left to pass: a keyword that functools.partial has bound is no argument."""
+    signature = inspect.signature(fun)
+    bound = fun.keywords if isinstance(fun, functools.partial) else {}
+    left = [p for name, p in signature.parameters.items() if name not in bound]
+    return signature.replace(parameters=left)
 
 
 _default: contextvars.ContextVar[Executor] = contextvars.ContextVar("fedgrad_executor")

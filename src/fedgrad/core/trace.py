@@ -9,7 +9,7 @@ import numpy as np
 
 from fedgrad.core.check import check
 from fedgrad.core.cohort import Cohort, Population, view
-from fedgrad.core.errors import ArgumentError, CohortError, caller
+from fedgrad.core.errors import ArgumentError, CohortError
 from fedgrad.core.graph import Graph, Value
 from fedgrad.core.placement import SERVER, Placement
 from fedgrad.core.primitives import make_jaxpr
@@ -96,26 +96,26 @@ def read_arguments(program: Program, arguments: dict[str, Any]) -> Arguments:
 def _check_client_argument(
     program: Program, name: str, argument: Any, placement: Placement
 ) -> list[Cohort]:
-    where = f"{caller()}: {program.name}: argument {name!r}, at {placement.name}"
+    where = f"{program.name}: argument {name!r}, at {placement.name}"
     if isinstance(argument, list):
-        raise CohortError(
+        raise CohortError.here(
             f"{where}: got a list of {len(argument)}. Is it one entry per client? Then stack them, "
             "or write fg.cohort([...]) if clients have different sizes. If it is a pytree whose "
             "parts are stacked over clients, make it a tuple."
         )
     if isinstance(argument, np.ndarray) and argument.dtype == object:
-        raise CohortError(
+        raise CohortError.here(
             f"{where}: got an array of objects, so clients of different sizes. "
             "Write fg.cohort([client_0, client_1, ...])."
         )
     parts = jax.tree.leaves(argument, is_leaf=_is_clients)
     if any(isinstance(part, Population) for part in parts):
-        raise CohortError(
+        raise CohortError.here(
             f"{where}: got a population. Choose clients: population.sample(key, size), or "
             "population.everyone for all of them."
         )
     if not parts:
-        raise CohortError(f"{where}: got {argument!r}, which has no array to count clients by.")
+        raise CohortError.here(f"{where}: got {argument!r}, which has no array over clients.")
     return [part for part in parts if isinstance(part, Cohort)]
 
 
@@ -136,7 +136,8 @@ def _shared(argument: Any) -> set[int]:
     def is_view(x: Any) -> bool:
         return isinstance(x, Examples)
 
-    found, position = set(), 0
+    found: set[int] = set()
+    position = 0
     for part in jax.tree.leaves(argument, is_leaf=is_view):
         if is_view(part):
             stored = len(jax.tree.leaves(part.store))
@@ -151,30 +152,34 @@ def _aval(leaf: Any, label: str, program: Program) -> Any:
     try:
         shape = jax.eval_shape(lambda x: x, leaf)
     except TypeError:
-        raise ArgumentError(
-            f"{caller()}: {program.name}: {label} is {type(leaf).__name__} {leaf!r}, which is not an array. "
+        raise ArgumentError.here(
+            f"{program.name}: {label} is {type(leaf).__name__} {leaf!r}, which is not an array. "
             "Bind what is not data beforehand, for example with functools.partial."
         ) from None
     return jax.core.ShapedArray(shape.shape, shape.dtype, weak_type=shape.weak_type)
 
 
 def _count_clients(
-    clients: dict[str, tuple[int, str]], placement: Placement, aval: Any, label: str, program: Program
+    clients: dict[str, tuple[int, str]],
+    placement: Placement,
+    aval: Any,
+    label: str,
+    program: Program,
 ) -> None:
     if not aval.shape:
-        raise CohortError(
-            f"{caller()}: {program.name}: {label} is at {placement.name}, so it has a leading axis over "
+        raise CohortError.here(
+            f"{program.name}: {label} is at {placement.name}, so it has a leading axis over "
             f"clients; got a scalar."
         )
     n, first = clients.setdefault(placement.name, (aval.shape[0], label))
     if n == 0 or aval.shape[0] == 0:
-        raise CohortError(
-            f"{caller()}: {program.name}: {label} has no clients: its shape is {aval.shape}. A cohort needs at "
+        raise CohortError.here(
+            f"{program.name}: {label} has no clients: its shape is {aval.shape}. A cohort needs at "
             "least one client."
         )
     if n != aval.shape[0]:
-        raise CohortError(
-            f"{caller()}: {program.name}: different numbers of clients at {placement.name}: {first} has {n}, "
+        raise CohortError.here(
+            f"{program.name}: different numbers of clients at {placement.name}: {first} has {n}, "
             f"{label} has {aval.shape[0]} (shape {aval.shape}). Give both the same clients; for "
             "clients of different sizes use fg.cohort([...])."
         )

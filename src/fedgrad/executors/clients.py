@@ -16,7 +16,6 @@ Array = jax.Array
 OneClient = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
 
 
-
 @dataclass(frozen=True)
 class Work:
     """What one client does. `to_derive` does the same in a form that JAX can differentiate, where
@@ -170,9 +169,9 @@ def _total(x: Array) -> Array:
     x = x.astype(_wide(x.dtype))
     while x.shape[0] > 64:
         full = x.shape[0] // 16 * 16
-        grouped = x[:full].reshape(-1, 16, *x.shape[1:]).sum(1)
+        grouped = x[:full].reshape(-1, 16, *x.shape[1:]).sum(1, dtype=x.dtype)
         x = jnp.concatenate([grouped, x[full:]]) if full < x.shape[0] else grouped
-    return x.sum(0)
+    return x.sum(0, dtype=x.dtype)
 
 
 def _add(carry: tuple[Array, Array], x: Array) -> tuple[Array, Array]:

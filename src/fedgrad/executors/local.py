@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import ArgumentError, PlanError, caller
+from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.graph import Value, read
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import jax_primitives
@@ -47,9 +47,11 @@ class Local:
         for name in ("chunk", "devices"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ArgumentError(f"{caller()}: local({name}={value!r}): give a number of at least 1.")
+                raise ArgumentError.here(f"local({name}={value!r}): give a number of at least 1.")
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
+        """The program as a function of its arguments by name."""
+
         def run(arguments: dict[str, Any]) -> Any:
             args = read_arguments(program, arguments)
             plan = make_plan(program, args, recompute=self.chunk is not None)
@@ -112,7 +114,11 @@ class _Vectorised(Walk):
             exchange.placement in self.ragged,
             self.executor.chunk,
             self.executor.devices,
-            sum(v.bytes for v in (*own, *(v for e in stage.equations for v in e.outputs)) if not v.shared),
+            sum(
+                v.bytes
+                for v in (*own, *(v for e in stage.equations for v in e.outputs))
+                if not v.shared
+            ),
         )
         # A constant of an outer loop is the same for all clients, like a store of examples.
         same = [v for v in own if v.shared or not is_client(v.at)]
@@ -182,8 +188,8 @@ def _only_by_fedgrad(results: list[Any], name: str, lines: tuple[str, ...]) -> l
     same = jax.custom_jvp(lambda xs: xs)
 
     def refuse(primals: Any, tangents: Any) -> Any:
-        raise PlanError(
-            f"{caller()}: jax differentiates a call of {name}, but {lines[0]} has a custom "
+        raise PlanError.here(
+            f"jax differentiates a call of {name}, but {lines[0]} has a custom "
             f"derivative around communication, which is not seen from outside. Differentiate the "
             f"program instead: fg.grad({name})."
         )

@@ -32,13 +32,13 @@ class Reference:
     recompute: bool = False
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
+        """The program as a function of its arguments by name."""
+
         def run(arguments: dict[str, Any]) -> Any:
             args = read_arguments(program, arguments)
             plan = make_plan(program, args, self.recompute)
             walk = _OneByOne(args.clients, args.indices, self.observe)
-            inputs = [
-                walk.split(v, leaf) for v, leaf in zip(args.values, args.leaves, strict=True)
-            ]
+            inputs = [walk.split(v, leaf) for v, leaf in zip(args.values, args.leaves, strict=True)]
             outputs = walk.run(plan.steps, inputs)
             places = [v.at for v in plan.steps.outputs]
             results = [

@@ -4,6 +4,7 @@ A rule is a function of an equation and its inputs that gives the outputs, or No
 equation as it is. Executors use rules for what a backend does badly and for the client's index.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,10 +35,14 @@ def evaluate(equations: Iterable[Equation], env: dict[Value, Any], rules: Rules 
         here = rules
         if equation.indexed:
             *inputs, index = inputs
-            here = {**rules, jax_primitives.axis_index_p: lambda params, _, i=index: [i]}
+            here = {**rules, jax_primitives.axis_index_p: functools.partial(_answer, index)}
         with at_source(equation.source):
             outputs = apply(equation.primitive, equation.params, inputs, here)
         env.update(zip(equation.outputs, outputs, strict=True))
+
+
+def _answer(index: Any, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
+    return [index]
 
 
 def apply(

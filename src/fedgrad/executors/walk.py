@@ -16,7 +16,9 @@ class Walk(ABC):
     """Runs the steps of a plan in order. `env` holds server values as they are, and client values
     in whatever form the subclass keeps all clients' values in."""
 
-    def run(self, steps: Steps, inputs: Sequence[Any], at: Sequence[str] | None = None) -> list[Any]:
+    def run(
+        self, steps: Steps, inputs: Sequence[Any], at: Sequence[str] | None = None
+    ) -> list[Any]:
         """The outputs of a plan, or of a loop's body, whose outputs must be at the places `at`."""
         env: Env = dict(zip(steps.inputs, inputs, strict=True))
         env.update((v, self.index(placement)) for placement, v in steps.indices.items())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgrad.core.errors import ArgumentError, caller
+from fedgrad.core.errors import ArgumentError
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
@@ -83,6 +83,7 @@ class Plan:
     @property
     def readdressed(self) -> tuple[str, ...]:
         """Placements whose clients must be addressed in more than one round."""
+
         def addressed(placement: str) -> float:
             return total(self.steps, lambda x: x.placement == placement and x.speaks, math.inf)
 
@@ -121,8 +122,8 @@ class Plan:
 def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
     """The plan of a program for these arguments: arrays, cohorts or `jax.ShapeDtypeStruct`."""
     if not isinstance(program, Program):
-        raise ArgumentError(
-            f"{caller()}: fg.plan takes a program, got {program!r}. Decorate it with @fg.program(...)."
+        raise ArgumentError.here(
+            f"fg.plan takes a program, got {program!r}. Decorate it with @fg.program(...)."
         )
     return make_plan(program, read_arguments(program, program.bind(args, kwargs)))
 

@@ -130,7 +130,7 @@ class _Cutter:
             live,
             [v for v in (*roots, *graph.outputs) if not is_client(v.at)],
             known=lambda v: is_client(v.at) or self.sent_up(v),
-            always=[e for e in live if e.effects and not is_client(e.at)],
+            always=[e for e in live if e.effects and not e.bodies and not is_client(e.at)],
         )
         self.on_server = [e for e in on_server if not e.bodies and e.primitive is not sum_p]
 
@@ -152,13 +152,11 @@ class _Cutter:
         return maker is not None and maker.primitive is broadcast_p and self.level(v) > 0
 
     def step(self, level: int) -> Step:
-        sums = [
-            e for e in self.live if e.primitive is sum_p and self.level(e.outputs[0]) == level
-        ]
+        sums = [e for e in self.live if e.primitive is sum_p and self.level(e.outputs[0]) == level]
         effects = [
             e
             for e in self.live
-            if e.effects and is_client(e.at) and self.level_before(e) == level
+            if e.effects and not e.bodies and is_client(e.at) and self.level_before(e) == level
         ]
         kept = self.wanted(level)
         placements = [e.params["placement"] for e in sums]
