@@ -81,7 +81,9 @@ def plot(path: str, sizes: list[int]) -> None:
                 va="center",
                 textcoords="offset points",
             )
-        title = "a float up costs as much as one down" if up == 1 else f"a float up costs {up}×"
+        title = (
+            "a float up costs as much as one down" if up == 1 else f"a float up costs {up}× as much"
+        )
         axis.set_title(title, fontsize=11)
         axis.set_xlabel("model size m")
         axis.spines[["top", "right"]].set_visible(False)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import fedgrad as fg
 
 FEATURES, CLIENTS, EXAMPLES, PRODUCTS = 12, 30, 40, 8
+RATE = 1.5  # of gradient descent: after 45 rounds the best of 0.3, 0.5, 0.8, 1, 1.5, 2 and 3
 
 
 @fg.program(data=fg.CLIENTS)
@@ -69,7 +70,7 @@ def main(steps: int = 5) -> None:
         newton, _ = newton_cg(newton, data)
         for _ in range(rounds):
             _, g = gradient(descent, data)
-            descent = descent - 0.5 * g
+            descent = descent - RATE * g
     _, g = gradient(newton, data)
     print(f"\nNorm of the gradient at the end: {jnp.linalg.norm(g):.0e}")
 

@@ -78,7 +78,6 @@ BUGS = {
         for mode in ("reverse", "auto", "auto_again")
         for executor in EXECUTORS
     },
-    ("switch", "mixed", "chunked"): "a sum of a constant is counted in int32",
     **{
         ("custom_vjp_inside", "mixed", executor): "the local Jacobian is pushed, not pulled"
         for executor in EXECUTORS
@@ -88,11 +87,11 @@ BUGS = {
 
 def combinations():
     for number, case in enumerate(TABLE):
-        alternating = ("forward", "reverse")[number % 2]
+        alternating = ("forward", "reverse", "mixed")[number % 3]
         for mode, executor in itertools.product(MODES, EXECUTORS):
             chosen = {
                 "local": True,
-                "chunked": mode in ("mixed", alternating),
+                "chunked": mode == alternating,
                 "reference": case.name in SMALL,
             }
             if chosen[executor] and (case.name, mode) not in IMPOSSIBLE:
@@ -160,7 +159,13 @@ def derived(case: Case, mode: str) -> fg.Program:
 
 @pytest.mark.parametrize("case, mode, executor", list(combinations()))
 def test_equals_centralised(case, mode, executor):
-    found = derived(case, mode).on(EXECUTORS[executor])(*arguments(case))
+    gradient, args = derived(case, mode), arguments(case)
+    if mode == "auto_again":
+        plan, once = fg.plan(gradient, *args), fg.plan(derived(case, "auto"), *args)
+        if plan.rules == once.rules:  # then it is the same program, which runs as "auto" already
+            assert plan.traffic == once.traffic
+            return
+    found = gradient.on(EXECUTORS[executor])(*args)
     assert_close(found, centralised(case))
     assert any(jnp.any(g != 0) for g in jax.tree.leaves(found[1]))
 
@@ -273,7 +278,7 @@ def many(a, b, steps, key, data):
     """Arguments of all kinds."""
     here = fg.broadcast({"a": a, "b": b})
     noise = jax.random.normal(fg.client_key(key), (3,))
-    inner = data["x"] * here["a"] * here["b"]["w"] + here["b"]["c"] * noise * steps
+    inner = data["x"] * here["a"] * here["b"]["w"] + here["b"]["c"] * noise * fg.broadcast(steps)
     return jnp.sin(fg.mean(jnp.sum(inner * data["i"])))
 
 
@@ -565,8 +570,10 @@ def hessian(name):
     return jax.jit(jax.hessian(cent, at))(*args)
 
 
-@pytest.mark.parametrize("outer, inner", PAIRS)
-@pytest.mark.parametrize("name", SECOND)
+@pytest.mark.parametrize(
+    "name, outer, inner",
+    [(n, *p) for n in SECOND for p in PAIRS if n != "two_rounds" or p in PAIRS[:9]],
+)
 def test_hessian(name, outer, inner):
     program, args, at = SECOND[name]
     found = fg.jacobian(fg.grad(program, at, **MODES[inner]), at, **MODES[outer])(*args)
@@ -602,10 +609,10 @@ def test_program_that_calls_grad(mode):
 
     @fg.program(z=fg.CLIENTS)
     def after_a_step(lr, x, z):
-        value, gradient = fg.value_and_grad(two_rounds, **MODES[mode])(x, z)
-        return two_rounds(x - lr * gradient, z) + value
+        value, gradient = fg.value_and_grad(class_1, **MODES[mode])(x, z)
+        return class_1(x - lr * gradient, z) + value
 
-    cent = next(c for c in TABLE if c.program is two_rounds).centralised
+    cent = next(c for c in TABLE if c.program is class_1).centralised
 
     def wanted(lr, x, z):
         value, gradient = jax.value_and_grad(cent)(x, z)

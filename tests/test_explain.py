@@ -113,10 +113,6 @@ def test_text(program):
 
 
 def test_long_names_and_large_numbers_fit():
-    @fg.program(clients_of_a_very_long_name=fg.Placement("a_placement_with_a_very_long_name"))
-    def a_program_with_a_name_that_is_much_longer_than_anybody_would_like(x, **_):
-        return x
-
     at = fg.Placement("a_placement_with_a_long_name")
 
     @fg.program(z=at)
