@@ -92,7 +92,7 @@ def with_drjax(clients: int, steps: int = STEPS) -> Loss:
 
 
 def by_hand(steps: int = STEPS, loop: Loop = _fori, block: int | None = None) -> Loss:
-    """Plain JAX: all clients in one `vmap`, or block by block so that a block stays in the cache."""
+    """Plain JAX: all clients in one `vmap`, or in blocks, each of which stays in the cache."""
 
     def loss(server_lr: Any, q: Any, lr: Any, p: Any, held_out: Any, clients: Any) -> jax.Array:
         x, y, n = clients

@@ -32,13 +32,17 @@ def write(results: dict[str, Any], sections: dict[str, tuple[str, Any]]) -> None
             continue
         entry = results[name]
         quick = " **A smoke run (`--quick`): too short to be quoted.**" if entry["quick"] else ""
+        try:
+            body = section.report(entry["data"])
+            if hasattr(section, "plot"):
+                section.plot(entry["data"], RESULTS)
+        except (KeyError, TypeError):
+            body = "These results are in the form of an older version: run this section again."
         parts += [
             f"## {title}",
             f"`make bench ARGS={name}`, {entry['seconds']:.0f} s.{quick} {_circumstances(entry)}",
-            section.report(entry["data"]),
+            body,
         ]
-        if hasattr(section, "plot"):
-            section.plot(entry["data"], RESULTS)
     parts.append("## The machine")
     last = results[max(results, key=lambda name: results[name]["machine"]["date"])]
     facts = last["machine"].items()

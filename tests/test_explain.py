@@ -91,8 +91,6 @@ def test_reason():
         return jnp.sum(x**2) + fg.mean(jnp.sum(z))
 
     assert "no round is active" in fg.explain(at_the_server, X, Z).reason
-    with pytest.raises(StopIteration):
-        shown["sideways"]
 
 
 @pytest.mark.parametrize("program", [class_1, two_rounds, vector, while_loop], ids=lambda p: p.name)

@@ -205,6 +205,33 @@ def test_every_vector_of_rules_gives_the_same_derivative(name):
             assert a.shape == b.shape and jnp.allclose(a, b, rtol=1e-11, atol=1e-13)
 
 
+@fg.program(z=fg.CLIENTS)
+def round_then_loop(w, z):
+    """The loop reads what clients computed in the round before it."""
+    s = jnp.tanh(fg.broadcast(jnp.sin(w)) * z)
+    body = lambda w, _: (w + fg.mean(fg.broadcast(w) * s), None)
+    return jnp.sum(jax.lax.scan(body, fg.mean(s), None, length=2)[0] ** 2)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        pytest.param(
+            rules,
+            marks=[pytest.mark.xfail(reason="a loop after the middle misses the client's value")]
+            if rules in {("push", "local"), ("push", "pull")}
+            else [],
+        )
+        for rules in rule_vectors(traced(round_then_loop, (X, Z)))
+    ],
+    ids=" ".join,
+)
+def test_every_vector_of_rules_through_a_round_and_a_loop(rules):
+    _, ((found,),) = by_rules(round_then_loop, (X, Z), rules)(X, Z)
+    wanted = jax.jit(jax.jacfwd(round_then_loop))(X, Z)
+    assert jnp.allclose(found, wanted, rtol=1e-11)
+
+
 def test_no_push_at_or_after_a_pull():
     vectors = rule_vectors(traced(two_rounds, (X, Z)))
     assert ("pull", "push") not in vectors and ("push", "pull") in vectors

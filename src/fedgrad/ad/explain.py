@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.transforms import Argnums, grad, jacobian
+from fedgrad.ad.request import Argnums
+from fedgrad.ad.transforms import grad, jacobian
 from fedgrad.core.errors import PlanError
 from fedgrad.core.program import Program
 from fedgrad.plan.plan import Plan, plan

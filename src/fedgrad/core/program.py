@@ -35,6 +35,8 @@ class Program:
     recompute: bool = False  # clients compute again what they would have to remember
     choice: Callable[[dict[str, Any]], Any] | None = None  # how a derivative is taken
     signature: inspect.Signature = dataclasses.field(repr=False, default=None)  # type: ignore[assignment]
+    # What has been made of the program: shared by copies, so that `.on(...)` compiles only once.
+    made: dict[Any, Any] = dataclasses.field(repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for attribute in (*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"):
@@ -91,10 +93,13 @@ class Program:
         return self._compiled(executor)(self.bind(args, kwargs))
 
     def _compiled(self, executor: Executor) -> Callable[[dict[str, Any]], Any]:
-        # setdefault on a dict is atomic: two threads that compile at once end up with one function.
-        cache: dict[Executor, Any] = self.__dict__.setdefault("_cache", {})
-        found = cache.get(executor)
-        return found if found is not None else cache.setdefault(executor, executor.compile(self))
+        return self.once(executor, lambda: executor.compile(self))
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """`make()`, the first time; what it made, later."""
+        found = self.made.get(key)
+        # setdefault on a dict is atomic: two threads that make it at once end up with one.
+        return found if found is not None else self.made.setdefault(key, make())
 
     def _require_placements(self) -> None:
         for name, placement in self.placements.items():

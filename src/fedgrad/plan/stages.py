@@ -227,7 +227,7 @@ def _schedule(equations: Sequence[Equation]) -> dict[Value, int]:
     waits: dict[str, int] = {}
     levels = _levels(equations, waits)
     sums = [e for e in equations if e.primitive is sum_p]
-    eager = {e for e in sums if not _sent_before(e, levels)}
+    eager = [e for e in sums if levels.get(e.inputs[0], 0) == 0]
     for placement in dict.fromkeys(e.params["placement"] for e in eager):
         natural = [
             levels[e.outputs[0]]
@@ -239,10 +239,6 @@ def _schedule(equations: Sequence[Equation]) -> dict[Value, int]:
             if max(later.values()) == max(levels.values()):
                 waits, levels = {**waits, placement: min(natural, default=1)}, later
     return levels
-
-
-def _sent_before(equation: Equation, levels: dict[Value, int]) -> bool:
-    return levels.get(equation.inputs[0], 0) > 0
 
 
 def _levels(equations: Sequence[Equation], waits: dict[str, int]) -> dict[Value, int]:

@@ -1,0 +1,204 @@
+"""A derivative that is wanted of a program: from arguments to the tree of the derivative."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, subject
+from fedgrad.ad.planner import Choice, CostModel, choose, impossible
+from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
+from fedgrad.core.graph import Value
+from fedgrad.core.placement import SERVER, is_client
+from fedgrad.core.program import Program
+
+Argnums = int | str | Sequence[int | str]
+
+RULES = {"forward": "push", "reverse": "pull", "mixed": "local"}  # of all rounds, by mode
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Which derivative of which program. `scalar`: the program returns one number."""
+
+    program: Program
+    names: tuple[str, ...]  # of the arguments to differentiate by
+    single: bool  # one argument was named, not a sequence of them
+    mode: str
+    cost: CostModel | None
+    has_aux: bool
+    scalar: bool
+    choices: dict[Any, Choice] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("auto", *RULES):
+            raise ArgumentError.here(
+                f"unknown mode {self.mode!r}." + nearest(self.mode, ["auto", *RULES])
+            )
+        if self.cost is not None and self.mode != "auto":
+            raise ArgumentError.here(
+                f'cost= chooses the mode, so it goes with mode="auto"; got mode={self.mode!r}.'
+            )
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, Any], Any]:
+        """((y, aux), derivative) in the view of the server and one client."""
+        arguments = self.program.bind(args, kwargs)
+        leaves = jax.tree.leaves(list(arguments.values()))
+        traced, shapes = self.trace(arguments)
+        rules = self.rules(traced, arguments)
+        inputs = [jnp.asarray(x) for x in leaves]
+        try:
+            outputs, blocks = derivative(traced, inputs, rules, self.mode == "forward")
+        except (ValueError, TypeError) as error:
+            why = impossible(error)
+            if why is None:
+                raise
+            if self.mode != "auto" or rules:
+                other = "reverse" if self.mode == "forward" else "forward"
+                raise PlanError.here(
+                    f"{self.program.name} {why}. Use mode={other!r}, or write it "
+                    "without: a scan (lax.fori_loop with a static trip count) instead of a "
+                    "while_loop, a custom_jvp instead of a custom_vjp."
+                ) from error
+            outputs, blocks = derivative(traced, inputs, rules, forward=True)
+        result = jax.tree.unflatten(shapes, outputs)
+        y, aux = result if self.has_aux else (result, None)
+        return (y, aux), self.assemble(y, arguments, blocks)
+
+    def trace(self, arguments: dict[str, Any]) -> tuple[Subject, Any]:
+        tree = jax.tree.structure(list(arguments.values()))
+        values: list[Value] = []
+        wrt: list[int] = []
+        for name, argument in arguments.items():
+            placement = self.program.placements.get(name)
+            for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
+                if name in self.names and is_float(leaf):
+                    wrt.append(len(values))
+                label = f'"{name}{jax.tree_util.keystr(path)}"'
+                values.append(Value(_aval(leaf), placement.name if placement else SERVER, label))
+        if not wrt:
+            raise ArgumentError.here(
+                f"{self.program.name}: argument {', '.join(self.names)} has no floating "
+                "leaf to differentiate by."
+            )
+        shapes: list[Any] = []
+
+        def fun(*flat: Any) -> list[Any]:
+            named = zip(arguments, jax.tree.unflatten(tree, flat), strict=True)
+            out = self.program.call(dict(named))
+            shapes[:] = [jax.tree.structure(out), out]
+            return jax.tree.leaves(out)
+
+        def results(count: int) -> Sequence[int]:
+            if not self.has_aux:
+                return range(count)
+            if not isinstance(shapes[1], tuple) or len(shapes[1]) != 2:
+                raise ArgumentError.here(f"has_aux=True: {self.program.name} must return (y, aux).")
+            return range(len(jax.tree.leaves(shapes[1][0])))
+
+        placements = self.program.client_placements
+        traced = subject(self.program.name, fun, values, placements, wrt, results)
+        self.check_result(traced, shapes[1][0] if self.has_aux else shapes[1])
+        return traced, shapes[0]
+
+    def check_result(self, traced: Subject, y: Any) -> None:
+        if self.mode == "forward" and traced.at_clients:
+            raise PlanError.here(
+                f"{self.program.name} is differentiated by an argument at clients. "
+                "Every client has its own derivative, and pushing tangents forward only gives "
+                "their sum. Use mode='reverse'."
+            )
+        leaves = jax.tree.leaves(y)
+        values = [traced.graph.outputs[i] for i in range(len(leaves))]
+        for value in values:
+            if is_client(value.at):
+                raise PlacementError.here(
+                    f"{self.program.name} returns a value at {value.at}; what is "
+                    "differentiated is at the server. Return fg.mean(...) or fg.sum(...) of it, or "
+                    "return it as aux."
+                )
+        if not self.scalar:
+            return
+        if len(leaves) != 1 or leaves[0].shape or not is_float(leaves[0]):
+            shown = [f"{x.dtype}{list(x.shape)}" for x in leaves]
+            raise ArgumentError.here(
+                f"The gradient of {self.program.name}, which returns {shown}. It "
+                "takes a program that returns one floating number (and aux with has_aux=True); "
+                "use fg.jacobian for others."
+            )
+
+    def rules(self, traced: Subject, arguments: dict[str, Any]) -> Rules:
+        return self._choose(traced, arguments).rules
+
+    def choice(self, arguments: dict[str, Any]) -> Choice:
+        """How the derivative is taken for these arguments (as one client sees them)."""
+        known = self.choices.get(_key(arguments))
+        return known or self._choose(self.trace(arguments)[0], arguments)
+
+    def _choose(self, traced: Subject, arguments: dict[str, Any]) -> Choice:
+        key = _key(arguments)
+        if key not in self.choices:
+            if self.mode == "auto":
+                self.choices[key] = choose(traced, self.cost or CostModel())
+            else:
+                self.choices[key] = Choice((RULES[self.mode],) * len(traced.units))
+        return self.choices[key]
+
+    def assemble(self, y: Any, arguments: dict[str, Any], blocks: Blocks) -> Any:
+        def of_result(row: Sequence[Any]) -> Any:
+            rest, trees = list(row), []
+            for name in names_in_order:
+                flat, tree = jax.tree.flatten(arguments[name])
+                filled = [rest.pop(0) if is_float(x) else None for x in flat]
+                trees.append(jax.tree.unflatten(tree, filled))
+            by_name = dict(zip(names_in_order, trees, strict=True))
+            chosen = tuple(by_name[name] for name in self.names)
+            return chosen[0] if self.single else chosen
+
+        names_in_order = [name for name in arguments if name in self.names]
+        flat, tree = jax.tree.flatten(y)
+        rows = list(blocks)
+        per_leaf = [of_result(rows.pop(0)) if is_float(leaf) else None for leaf in flat]
+        return per_leaf[0] if self.scalar else jax.tree.unflatten(tree, per_leaf)
+
+
+def argument_names(program: Program, argnums: Argnums) -> tuple[tuple[str, ...], bool]:
+    """The names of the arguments to differentiate by, and whether it is just one."""
+    if not isinstance(program, Program):
+        raise ArgumentError.here(
+            f"derivatives are taken of a program, got {program!r}. Decorate it with "
+            "@fg.program(...); jax.grad is there for functions."
+        )
+    single = isinstance(argnums, int | str)
+    wanted = [argnums] if isinstance(argnums, int | str) else list(argnums)
+    parameters = list(program.signature.parameters)
+    names = []
+    for argnum in wanted:
+        if isinstance(argnum, str) and argnum not in parameters:
+            raise ArgumentError.here(
+                f"{program.name} has no argument {argnum!r}." + nearest(argnum, parameters)
+            )
+        if isinstance(argnum, int) and not -len(parameters) <= argnum < len(parameters):
+            raise ArgumentError.here(
+                f"{program.name} has {len(parameters)} arguments, so there is no argument {argnum}."
+            )
+        names.append(argnum if isinstance(argnum, str) else parameters[argnum])
+    if len(set(names)) != len(names) or not names:
+        raise ArgumentError.here(f"name each argument to differentiate by once: {names}.")
+    return tuple(names), single
+
+
+def is_float(x: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
+
+
+def _aval(leaf: Any) -> Any:
+    struct = jax.eval_shape(lambda x: x, leaf)
+    return jax.core.ShapedArray(struct.shape, struct.dtype, weak_type=struct.weak_type)
+
+
+def _key(arguments: dict[str, Any]) -> Any:
+    leaves, tree = jax.tree.flatten(arguments)
+    return tree, tuple((jnp.shape(x), str(jnp.result_type(x))) for x in leaves)
