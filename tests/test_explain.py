@@ -90,7 +90,7 @@ def test_reason():
     def at_the_server(x, z):
         return jnp.sum(x**2) + fg.mean(jnp.sum(z))
 
-    assert "no round is active" in fg.explain(at_the_server, X, Z).reason
+    assert "No round is active" in fg.explain(at_the_server, X, Z).reason
 
 
 @pytest.mark.parametrize("program", [class_1, two_rounds, vector, while_loop], ids=lambda p: p.name)

@@ -13,8 +13,8 @@ import fedgrad as fg
 from fedgrad.ad.derivative import derivative, rule_vectors, subject
 from fedgrad.ad.planner import derived_graph
 from fedgrad.core.trace import read_arguments
+from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
-from fedgrad.plan.stages import cut
 from programs import EVAL, TABLE, TRAIN, class_1, normal, two_rounds
 from test_random_programs import FEDERATED, read, scripts
 

@@ -28,7 +28,7 @@ def run(quick: bool) -> dict[str, Any]:
     for case in CASES:
         print(f"[compile] {case}", flush=True)
         results[case] = isolated(
-            "sections.compiling", "measure", case=case, repetitions=3 if quick else 9
+            "sections.compiling", "measure", case=case, repetitions=1 if quick else 9
         )
     return results
 

@@ -38,7 +38,7 @@ class Rounds:
             chosen = [c for c in chosen if c.name in wanted]
             of = f", {clients} clients" if clients else ""
             print(f"[{self.workload}] {len(chosen)} competitors{of}", flush=True)
-            medians = interleave.run(chosen, *((3, 1) if quick else (rounds, 2)))
+            medians = interleave.run(chosen, *((2, 1) if quick else (rounds, 2)))
             ratios = [_compare(ours, what, names, medians) for ours, what, names in against]
             for one in medians.values():
                 del one["seconds"]

@@ -19,7 +19,8 @@ from fedgrad.core.check import check
 from fedgrad.core.graph import Graph, Value, read
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import ClosedJaxpr, make_jaxpr, sum_p
-from fedgrad.plan.stages import Loop, Steps, cut
+from fedgrad.plan.cut import cut
+from fedgrad.plan.stages import Loop, Steps
 
 Rules = tuple[str, ...]  # "push" | "local" | "pull" for each active unit, in order
 Array = jax.Array

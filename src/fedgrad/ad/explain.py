@@ -48,8 +48,12 @@ class Explanation:
         auto = self["auto"]
         if auto.plan is None or auto.price is None:
             return f"auto: {auto.problem}"
-        rules = ", ".join(auto.plan.rules) or "no round is active: nothing more is sent"
-        parts = [f"auto takes {rules} for {_number(auto.price)}."]
+        rules = ", ".join(auto.plan.rules)
+        parts = [
+            f"auto takes {rules} for {_number(auto.price)}."
+            if rules
+            else "No round is active, so a derivative sends nothing more."
+        ]
         for row in self.rows[:3]:
             if row.plan is None or row.price is None:
                 parts.append(f"{row.mode} is not possible: {row.problem}.")
@@ -63,24 +67,21 @@ class Explanation:
 
     def __rich__(self) -> Group:
         table = Table(box=box.SIMPLE_HEAVY, title=f"differentiating {self.program.name}")
-        for name in ("mode", "rules", "rounds"):
-            table.add_column(name, justify="right" if name == "rounds" else "left")
-        for name in ("down", "up", "bytes down", "bytes up"):
-            table.add_column(name, justify="right")
-        for name in ("asked again", "memory", "price"):
-            table.add_column(name, justify="right" if name != "asked again" else "left")
-        table.add_row(*_cells("no derivative", self.program, None), style="dim")
+        for name in ("mode", "rules", "rounds", "down", "up", "again", "memory", "price"):
+            left = name in ("mode", "rules", "again")
+            table.add_column(name, justify="left" if left else "right", no_wrap=name == "mode")
+        table.add_row(*_cells("no grad", self.program, None), style="dim")
         for row in self.rows:
             style = "bold green" if row.mode == "auto" else "" if row.allowed else "dim red"
             table.add_row(*_cells(row.mode, row.plan, row), style=style)
-        note = Text("per client; asked again: placements that are addressed in more than one round")
+        note = Text("scalars (bytes) per client; again: who is addressed in more than one round")
         return Group(table, Text(self.reason), Text(note.plain, style="dim"))
 
     def __str__(self) -> str:
-        return self._shown(Console(file=io.StringIO(), width=110, color_system=None))
+        return self._shown(Console(file=io.StringIO(), width=100, color_system=None))
 
     def _repr_html_(self) -> str:
-        console = Console(file=io.StringIO(), width=110, record=True, force_jupyter=False)
+        console = Console(file=io.StringIO(), width=100, record=True, force_jupyter=False)
         console.print(self)
         table = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         return f"<div>{self.program.draw()}{table}</div>"
@@ -136,7 +137,7 @@ def _is_scalar(primal: Plan, has_aux: bool) -> bool:
 
 def _cells(name: str, row: Plan | None, source: Row | None) -> list[str]:
     if row is None:
-        return [name, "-", *["-"] * 8]
+        return [name, *["-"] * 7]
     full = source or Row(name, row, None, True)
     (down, up), (down_bytes, up_bytes) = row.scalars, row.bytes
     memory = max(row.client_memory.values(), default=0)
@@ -144,10 +145,8 @@ def _cells(name: str, row: Plan | None, source: Row | None) -> list[str]:
         name,
         ", ".join(row.rules) or "-",
         str(row.rounds),
-        f"{down:,}",
-        f"{up:,}",
-        _bytes(down_bytes),
-        _bytes(up_bytes),
+        f"{down:,} ({_bytes(down_bytes)})",
+        f"{up:,} ({_bytes(up_bytes)})",
         ", ".join(row.readdressed) or "nobody",
         _bytes(memory),
         "" if full.price is None else _number(full.price) + ("" if full.allowed else " ✗"),

@@ -18,8 +18,8 @@ from fedgrad.core.check import check
 from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.graph import Graph, Value
 from fedgrad.core.primitives import make_jaxpr
+from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
-from fedgrad.plan.stages import cut
 
 EXHAUSTIVE = 64  # vectors that are all tried; above that, rules are improved one unit at a time
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, subject
 from fedgrad.ad.planner import Choice, CostModel, choose, impossible
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
+from fedgrad.core.examples import Examples
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import SERVER, is_client
 from fedgrad.core.program import Program
@@ -78,6 +79,13 @@ class Request:
                     wrt.append(len(values))
                 label = f'"{name}{jax.tree_util.keystr(path)}"'
                 values.append(Value(_aval(leaf), placement.name if placement else SERVER, label))
+            parts = jax.tree.leaves(argument, is_leaf=_is_view)
+            if name in self.names and any(map(_is_view, parts)):
+                raise ArgumentError.here(
+                    f"{self.program.name}: argument {name!r} is a cohort, whose clients are views "
+                    "of one store; there is no derivative by that. Pass what you want to "
+                    "differentiate by as stacked arrays."
+                )
         if not wrt:
             raise ArgumentError.here(
                 f"{self.program.name}: argument {', '.join(self.names)} has no floating "
@@ -202,3 +210,7 @@ def _aval(leaf: Any) -> Any:
 def _key(arguments: dict[str, Any]) -> Any:
     leaves, tree = jax.tree.flatten(arguments)
     return tree, tuple((jnp.shape(x), str(jnp.result_type(x))) for x in leaves)
+
+
+def _is_view(x: Any) -> bool:
+    return isinstance(x, Examples)

@@ -5,7 +5,7 @@ The law of this pass: in the graph that it returns, all inputs of an equation ar
 """
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,13 @@ import numpy as np
 
 from fedgrad.core.errors import PlacementError, PlanError
 from fedgrad.core.graph import Equation, Graph, Value
+from fedgrad.core.misuse import (
+    join_carry,
+    refuse_broadcast,
+    refuse_client_predicate,
+    refuse_mix,
+    refuse_sum,
+)
 from fedgrad.core.placement import ANYWHERE, SERVER, is_client
 from fedgrad.core.primitives import (
     CALLS,
@@ -173,27 +180,10 @@ class _Reader:
         placement = eqn.params["placement"]
         if eqn.primitive is broadcast_p:
             if is_client(x.at):
-                raise PlacementError(
-                    f"{self.where(source)}: fg.broadcast takes a value of the server, but "
-                    f"{describe(x)} is at {x.at}. "
-                    + (
-                        "It is there already: use it as it is."
-                        if x.at == placement
-                        else "Sum it first: only sums leave clients."
-                    )
-                )
+                refuse_broadcast(x, placement, self.where(source))
             return self.add(eqn, [x], placement, source)
-        if x.at == SERVER:
-            raise PlacementError(
-                f"{self.where(source)}: fg.sum takes a value of clients, but {describe(x)} is at "
-                "the server. Use it as it is, or fg.broadcast it first if every client should "
-                "add it."
-            )
-        if is_client(x.at) and x.at != placement:
-            raise PlacementError(
-                f"{self.where(source)}: fg.sum(..., at={placement}) of {describe(x)}, which is at "
-                f"{x.at}. Write at={x.at}."
-            )
+        if x.at == SERVER or (is_client(x.at) and x.at != placement):
+            refuse_sum(x, placement, self.where(source))
         if x.at == ANYWHERE and not _is_one(x):
             return self.constant_sum(x, placement, source)
         return self.add(eqn, [x], SERVER, source)
@@ -220,7 +210,7 @@ class _Reader:
             if v.at != ANYWHERE:
                 placed.setdefault(v.at, v)
         if len(placed) > 1:
-            _refuse_mix(placed, operation, self.where(source))
+            refuse_mix(placed, operation, self.where(source))
         return next(iter(placed), ANYWHERE)
 
     # --- control flow that communicates ---------------------------------------------------
@@ -271,7 +261,7 @@ class _Reader:
             graph = self.body(jaxpr, fresh, source)
             after = [v.at for v in graph.outputs]
             joined = [
-                _join_carry(a, b, self.where(source))
+                join_carry(a, b, self.where(source))
                 for a, b in zip(at[consts : consts + carry], after[:carry], strict=True)
             ]
             if joined == at[consts : consts + carry]:
@@ -289,7 +279,7 @@ class _Reader:
             ]
             body_graph = self.body(body, [_inner(v) for v in consts[n_cond:]] + carry, source)
             joined = [
-                _join_carry(a, v.at, self.where(source))
+                join_carry(a, v.at, self.where(source))
                 for a, v in zip(at, body_graph.outputs, strict=True)
             ]
             if joined == at:
@@ -297,7 +287,7 @@ class _Reader:
             at = joined
         carry = [Value(v.aval, place, v.origin) for place, v in zip(at, init, strict=True)]
         cond_graph = self.body(cond, [_inner(v) for v in consts[:n_cond]] + carry, source)
-        _refuse_client_predicate(cond_graph.outputs[0], "while_loop", self.where(source))
+        refuse_client_predicate(cond_graph.outputs[0], "while_loop", self.where(source))
         return [cond_graph, body_graph], at
 
     def cond(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
@@ -306,13 +296,13 @@ class _Reader:
             for branch in eqn.params["branches"]
         ]
         if communicates(eqn.params):
-            _refuse_client_predicate(inputs[0], "cond", self.where(source))
+            refuse_client_predicate(inputs[0], "cond", self.where(source))
         else:  # one side runs it, so that side needs everything
             self.join(inputs, "cond", source)
         placements = [v.at for v in graphs[0].outputs]
         for graph in graphs[1:]:
             placements = [
-                _join_carry(a, v.at, self.where(source))
+                join_carry(a, v.at, self.where(source))
                 for a, v in zip(placements, graph.outputs, strict=True)
             ]
         # Which branch is taken is the server's knowledge, so a constant result is at the server.
@@ -340,14 +330,6 @@ def communicates(params: dict[str, Any]) -> bool:
     )
 
 
-def describe(value: Value) -> str:
-    """How an error message calls a value."""
-    if isinstance(value.origin, str):
-        return value.origin or "a constant"
-    primitive, source = value.origin
-    return f"the result of {primitive} ({where(source)})"
-
-
 def _indices_inside(params: dict[str, Any]) -> list[str]:
     names: dict[str, None] = {}
     for jaxpr in inner_jaxprs(params):
@@ -368,48 +350,3 @@ def _known(v: Value, is_const: bool) -> Any:
 def _inner(v: Value) -> Value:
     """The same value, as an input of a body."""
     return Value(v.aval, v.at, v.origin, v.shared, v.constant)
-
-
-def _join_carry(before: str, after: str, place: str) -> str:
-    if before in (ANYWHERE, after):
-        return after
-    if after == ANYWHERE:
-        return before
-    raise PlacementError(
-        f"{place}: a value carried around this loop (or returned by this cond) is at "
-        f"{before} on one path and at {after} on the other. Give it one placement: fg.broadcast "
-        "or fg.sum it on one of them."
-    )
-
-
-def _refuse_client_predicate(predicate: Value, operation: str, place: str) -> None:
-    if is_client(predicate.at):
-        raise PlacementError(
-            f"{place}: the {operation} around communication branches on "
-            f"{describe(predicate)}, which is at {predicate.at}: every client would decide for "
-            "itself what all of them do. Decide at the server, for example on fg.mean(...) or "
-            "fg.sum(...) of it."
-        )
-
-
-def _refuse_mix(placed: dict[str, Value], operation: str, line: str) -> NoReturn:
-    if SERVER in placed:
-        server = placed.pop(SERVER)
-        place, client = next(iter(placed.items()))
-        at = "" if place == "clients" else f", at={place}"
-        name = server.origin.strip('"') if isinstance(server.origin, str) else "it"
-        why = ""
-        if server.constant is not None:
-            why = " Every client would have to download it, and nothing would show that."
-            name = "it"
-        raise PlacementError(
-            f"{line}: {operation}: {describe(server)} is at the server but is used "
-            f"together with {describe(client)}, which is at {place}.{why} Send it there first: "
-            f"fg.broadcast({name}{at})."
-        )
-    (a, x), (b, y) = list(placed.items())[:2]
-    raise PlacementError(
-        f"{line}: {operation}: {describe(x)} is at {a} but is used together with "
-        f"{describe(y)}, which is at {b}. Clients cannot see each other: sum one of them to the "
-        "server and broadcast it from there."
-    )

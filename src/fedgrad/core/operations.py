@@ -45,6 +45,8 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
             f"fg.mean takes one weight per client, so a scalar in the view of one client; got "
             f"shape {weights.shape}. Multiply first if you mean an elementwise product."
         )
+    if jnp.issubdtype(weights.dtype, jnp.inexact):
+        weights = _floating(weights)
     total = sum(weights, at)
     counts = weights != 0
 

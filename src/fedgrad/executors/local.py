@@ -52,8 +52,10 @@ class Local:
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
         """The program as a function of its arguments by name."""
 
-        def run(arguments: dict[str, Any]) -> Any:
-            args = read_arguments(program, arguments)
+        names = tuple(program.signature.parameters)
+
+        def run(*values: Any) -> Any:
+            args = read_arguments(program, dict(zip(names, values, strict=True)))
             plan = make_plan(program, args, recompute=self.chunk is not None)
             walk = _Vectorised(args, self)
             inputs = [walk.sort(v, x) for v, x in zip(args.values, args.leaves, strict=True)]
@@ -71,7 +73,7 @@ class Local:
         @functools.wraps(run)
         def call(arguments: dict[str, Any]) -> Any:
             try:
-                return compiled(arguments)
+                return compiled(*[arguments[name] for name in names])
             except TypeError:
                 read_arguments(program, arguments)  # says it better, if it is about an argument
                 raise

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedgrad.core.check import describe
+from fedgrad.core.misuse import describe
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import where
 from fedgrad.plan.plan import Plan, exchanges
@@ -23,8 +23,8 @@ class Release:
 
     def __str__(self) -> str:
         return (
-            f"round {self.round}: sum over {self.clients} {self.placement} of "
-            f"{self.dtype}{list(self.shape)} ({self.size} scalars), {self.source}"
+            f"round {self.round}: sum over {self.placement} ×{self.clients} of "
+            f"{self.dtype}{list(self.shape)}, {self.source}"
         )
 
 

@@ -11,7 +11,8 @@ from fedgrad.core.graph import Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import Arguments, read_arguments, struct, trace
-from fedgrad.plan.stages import Exchange, Loop, Steps, cut
+from fedgrad.plan.cut import cut
+from fedgrad.plan.stages import Exchange, Loop, Steps
 
 
 @dataclass(frozen=True)
