@@ -328,11 +328,11 @@ one_round
 ┌─ round 1 ────────────────────────────────────────────────────────────────────────────┐
 │ ↓ clients ×4: 3 floats, 12 B                                                         │
 │ │ local_loss · 3 operations, with own z                                              │
-│ ↑ Σ clients: 2 scalars, 12 B                                                         │
+│ ↑ Σ clients: 2 scalars, 8 B                                                          │
 └──────────────────────────────────────────────────────────────────────────────────────┘
   server: test_draw.py:N · 5 operations
   server → result (1 float)
 
 1 round
-each of 4 clients: ↓ 3 floats, 12 B · ↑ 2 scalars, 12 B · addressed once · keeps nothing"""
+each of 4 clients: ↓ 3 floats, 12 B · ↑ 2 scalars, 8 B · addressed once · keeps nothing"""
     assert re.sub(r"(test_draw\.py):\d+", r"\1:N", str(PLANS["one_round"])) == expected

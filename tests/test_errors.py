@@ -239,7 +239,7 @@ def broadcast_of_a_broadcast():
         return fg.sum(fg.broadcast(here) + z)  # <- here
 
 
-@misuse(fg.PlacementError, "only sums leave clients", "Sum it first")
+@misuse(fg.PlacementError, "only sums leave clients", "Sum it: ")
 def broadcast_from_clients_to_other_clients():
     @fg.program(z=TRAIN, held_out=EVAL)
     def f(z, held_out):
@@ -441,7 +441,7 @@ def empty_cohort():
     one(X, Z[:0])  # <- here
 
 
-@misuse(fg.CohortError, "no clients", "(0,)", "at least one client")
+@misuse(fg.CohortError, "no clients", "(0, 3)", "at least one client")
 def empty_second_argument():
     both(X, Z[:0], Z[:0, 0])  # <- here
 
@@ -476,7 +476,7 @@ def population_instead_of_cohort():
     ragged(fg.population([X, X]))  # <- here
 
 
-@misuse(fg.CohortError, "no array to count clients by")
+@misuse(fg.CohortError, "no array over clients")
 def nothing_for_clients():
     one(X, {})  # <- here
 

@@ -377,7 +377,7 @@ def test_the_audit_lists_every_sum_with_its_line():
     first = inspect.getsourcelines(f.fun)[1]
     assert f"test_plan.py:{first + 2}" in audit.releases[0].source
     assert f"test_plan.py:{first + 3}" in audit.releases[1].source
-    assert str(audit).count("\n") == 1 and "sum over 4 clients" in str(audit)
+    assert str(audit).count("\n") == 1 and "sum over clients ×4" in str(audit)
 
 
 def test_the_audit_sees_into_loops_and_placements():
