@@ -1,0 +1,135 @@
+"""What a stage is called in a drawing: by the user's functions that did its work, or their lines."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from fedgrad.core.graph import Equation
+from fedgrad.core.placement import ANYWHERE, SERVER
+from fedgrad.core.primitives import Primitive, inner_jaxprs, jax_primitives, where
+from fedgrad.plan.stages import Steps
+
+Function = tuple[str, str]  # its file and its name
+_ROOT = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_MACHINERY = (
+    os.path.dirname(jax.__file__) + os.sep,
+    os.path.dirname(os.__file__) + os.sep + "functools.py",
+    os.path.dirname(os.__file__) + os.sep + "contextlib.py",
+    *(_ROOT + layer + os.sep for layer in ("core", "plan", "ad", "executors")),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A stage: what it is called, if there is a name for it, and how much it does."""
+
+    title: str
+    detail: str
+
+
+def stage_work(directing: set[Function], equations: Sequence[Equation], nothing: str) -> Work:
+    """A stage is called by the outermost functions that do not direct others; one that did
+    only little of the work is not worth a name. Without such functions, by its lines."""
+    places = [
+        (line, functions if e.at != ANYWHERE else [])  # a constant may be of another stage too
+        for e in equations
+        for line, functions in _places(e.primitive, e.params, e.source)
+    ]
+    detail = plural(len(places), "operation")
+    if not places:
+        return Work("", nothing)
+    first = [next((f for f in fs if f not in directing), None) for _, fs in places]
+    names = Counter(_name(f) for f in first if f is not None)
+    if names:
+        top = [name for name, n in names.most_common(2) if 4 * n >= names.total()]
+        return Work(", ".join(name for name in names if name in top), detail)
+    files = Counter(file for (file, _), _ in places)
+    file = files.most_common(1)[0][0]
+    lines = sorted(line for (f, line), _ in places if f == file)
+    if not file:
+        return Work("", detail)
+    span = f"{lines[0]}" if lines[0] == lines[-1] else f"{lines[0]}–{lines[-1]}"
+    return Work(f"{file}:{span}", detail)
+
+
+def plural(n: int, word: str) -> str:
+    return f"{n:,} {word}" + ("" if n == 1 else "s")
+
+
+def directing(steps: Steps) -> set["Function"]:
+    """Functions that name no stage, because they direct several: those that communicate,
+    themselves or through what they call, and those that run both at the server and at clients."""
+    found = {f for source in _communication(steps) for f in _functions(source)}
+    stacks = [(at == SERVER, _functions(source)) for at, source in _placed(steps)]
+    while True:
+        heads = [(side, next((f for f in fs if f not in found), None)) for side, fs in stacks]
+        both = {f for side, f in heads if side} & {f for side, f in heads if not side} - {None}
+        if not both:
+            return found
+        found |= {f for f in both if f is not None}
+
+
+def _placed(steps: Steps) -> Iterator[tuple[str, Any]]:
+    """Where the sources of all equations run."""
+    for step in steps.steps:
+        stages = [(x.placement, x.stage.equations) for x in step.exchanges]
+        for at, equations in [*stages, (SERVER, step.server)]:
+            yield from ((at, e.source) for e in equations if e.at != ANYWHERE)
+        for body in (body for loop in step.loops for body in loop.bodies):
+            yield from _placed(body)
+
+
+def _communication(steps: Steps) -> Iterator[Any]:
+    """The sources of all broadcasts, sums and loops around them."""
+    for step in steps.steps:
+        pairs = [pair for x in step.exchanges for pair in (*x.down, *x.up)]
+        yield from (v.origin[1] for _, v in pairs if isinstance(v.origin, tuple))
+        for loop in step.loops:
+            yield loop.equation.source
+            for body in loop.bodies:
+                yield from _communication(body)
+
+
+def _functions(source: Any) -> list[Function]:
+    """The functions that were running when an equation was made, outermost first."""
+    stack = getattr(getattr(source, "traceback", None), "frames", ())
+    functions = [(f.file_name, f.function_name) for f in reversed(stack)]
+    return [f for f in functions if not f[0].startswith(_MACHINERY) and "<" not in _name(f)]
+
+
+def _name(function: Function) -> str:
+    return function[1].rpartition(".")[2]
+
+
+def _places(
+    primitive: Primitive, params: dict[str, Any], source: Any
+) -> Iterator[tuple[tuple[str, int], list[Function]]]:
+    """The line and the functions of an equation, or of those inside if the user wrote them.
+
+    JAX may trace what is inside once for several callers. So of an inner equation only its own
+    function is believed, and of a jitted function's only if the user wrote that: then there are
+    equations in a function of its name, whereas JAX's own functions point at whoever called.
+    """
+    functions = _functions(source)
+    inner = [e for jaxpr in inner_jaxprs(params) for e in jaxpr.eqns]
+    written = primitive in (jax_primitives.scan_p, jax_primitives.while_p, jax_primitives.cond_p)
+    if primitive is jax_primitives.jit_p:
+        called = re.findall(r"\w+", str(params.get("name", "")))[-1:]
+        makers = [_functions(e.source_info)[-1:] for e in inner]
+        written = any([_name(f) for f in maker] == called for maker in makers if maker)
+    if not (inner and written):
+        yield _line(source), functions
+        return
+    for e in inner:
+        for line, deeper in _places(e.primitive, e.params, e.source_info):
+            yield line, functions + deeper[-1:]
+
+
+def _line(source: Any) -> tuple[str, int]:
+    found = re.match(r"(.*?):(\d+)", where(source))
+    return (re.split(r"[/\\]", found[1])[-1], int(found[2])) if found else ("", 0)

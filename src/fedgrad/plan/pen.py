@@ -1,0 +1,114 @@
+"""Strokes and colours: what a picture is drawn with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
+
+from fedgrad.plan.text import columns
+
+# name: (light, dark). A colour is used as fill or as stroke by the class of the same name.
+INK = {
+    "paper": ("#ffffff", "#0f141a"),
+    "lane": ("#f4f6f8", "#171e26"),
+    "round": ("#e6eaef", "#232d38"),
+    "box": ("#ffffff", "#0f141a"),
+    "ink": ("#1c2229", "#e8edf2"),
+    "quiet": ("#566170", "#a3afbd"),
+    "line": ("#8793a1", "#6d7a89"),
+    "p0": ("#2b5a9b", "#7fb0f0"),
+    "p1": ("#1e7a55", "#5fcf9f"),
+    "p2": ("#a3541a", "#eaa266"),
+    "p3": ("#7647a2", "#c39bee"),
+    "p4": ("#a03060", "#f08db5"),
+}
+FONT = {
+    "sans": "Helvetica, Arial, 'DejaVu Sans', sans-serif",
+    "mono": "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace",
+}
+Point = tuple[float, float]
+
+
+def text_width(string: str, size: float, bold: bool = False) -> float:
+    """An upper estimate for the usual fonts, so that nothing overlaps whichever is there."""
+    return columns(string) * size * (0.7 if bold else 0.61)
+
+
+@dataclass(kw_only=True)
+class Pen:
+    """Collects the elements of an SVG, in the order in which they are painted."""
+
+    ground: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    front: list[str] = field(default_factory=list)
+
+    def sum(self, x: float, y: float, colour: str) -> None:
+        self.front.append(
+            f'<circle class="fill-box stroke-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="9" '
+            'stroke-width="1.4"/>'
+        )
+        self.write(x, y + 4, "Σ", 11, colour, "middle", bold=True)
+
+    def dot(self, x: float, y: float, colour: str) -> None:
+        self.front.append(f'<circle class="fill-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+
+    def store(self, x: float, y: float, colour: str) -> None:
+        """The glyph of a client's own data."""
+        self.front.append(
+            f'<path class="fill-box stroke-{colour}" stroke-width="1.2" d="M{x:.1f} {y + 2:.1f}'
+            'v8a5.5 2.2 0 0 0 11 0v-8a5.5 2.2 0 0 0 -11 0a5.5 2.2 0 0 0 11 0"/>'
+        )
+
+    def rect(
+        self, fill: str, x: float, y: float, width: float, height: float,
+        radius: float = 6, stroke: str = "", tip: str = "",
+    ) -> None:  # fmt: skip
+        edge = f' stroke-{stroke}" stroke-width="1.4' if stroke else ""
+        title = f"<title>{escape(tip)}</title>" if tip else ""
+        (self.front if stroke else self.ground).append(
+            f'<rect class="fill-{fill}{edge}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
+            f'height="{height:.1f}" rx="{radius}">{title}</rect>'
+        )
+
+    def line(
+        self, points: Sequence[Point], colour: str, arrow: bool = True, dash: bool = False
+    ) -> None:
+        dashes = ' stroke-dasharray="4 3"' if dash else ""
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        self.lines.append(
+            f'<path class="stroke-{colour}" fill="none" stroke-width="1.4"{dashes} d="M{path}"/>'
+        )
+        if arrow:  # a path of its own, because not every viewer draws markers
+            (a, b), (x, y) = points[-2:]
+            across = f"l{-7 if x > a else 7} -3.5v7z"
+            along = f"l-3.5 {-7 if y > b else 7}h7z"
+            head = f"M{x:.1f} {y:.1f}{across if x != a else along}"
+            self.lines.append(f'<path class="fill-{colour}" d="{head}"/>')
+
+    def write(
+        self, x: float, y: float, words: str, size: float, colour: str,
+        anchor: str = "start", bold: bool = False, mono: bool = False,
+    ) -> None:  # fmt: skip
+        style = f' font-family="{FONT["mono"]}"' if mono else ""
+        style += ' font-weight="600"' if bold else ""
+        self.front.append(
+            f'<text class="fill-{colour}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
+            f'text-anchor="{anchor}"{style}>{escape(words)}</text>'
+        )
+
+
+def style() -> str:
+    """Plain colours first, for viewers that know neither variables nor dark mode."""
+
+    def rules(use: str) -> str:
+        return "".join(
+            f".fedgrad .fill-{n}{{fill:{use.format(n=n, light=light)}}}"
+            f".fedgrad .stroke-{n}{{stroke:{use.format(n=n, light=light)}}}"
+            for n, (light, _) in INK.items()
+        )
+
+    light, dark = ("".join(f"--fg-{n}:{c[i]};" for n, c in INK.items()) for i in (0, 1))
+    return (
+        rules("{light}")
+        + f"@supports (fill:var(--a)){{svg.fedgrad{{{light}}}{rules('var(--fg-{n})')}}}"
+        + f"@media (prefers-color-scheme:dark){{svg.fedgrad{{{dark}}}}}"
+    )
