@@ -64,6 +64,9 @@ def _explain(options: argparse.Namespace) -> int:
         raise ArgumentError(f"{options.program} is not a program but {type(program).__name__}.")
     arguments = _attribute(module, options.arguments)
     arguments = arguments() if callable(arguments) else arguments
+    if not isinstance(arguments, tuple | list):
+        kind = type(arguments).__name__
+        raise ArgumentError(f"{options.arguments} gives {kind}; make it a tuple of arguments.")
     argnums: list[Any] = [
         int(a) if a.lstrip("-").isdigit() else a for a in options.argnums.split(",")
     ]
@@ -90,6 +93,8 @@ def _load(name: str) -> tuple[Any, Any]:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         raise ArgumentError(f"There is no module {path!r} here: {error}.") from None
+    except Exception as error:
+        raise ArgumentError(f"{path} fails to import: {type(error).__name__}: {error}") from error
     return module, _attribute(module, attribute)
 
 

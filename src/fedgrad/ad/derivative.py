@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.ad.activity import Unit, active_units, active_values, differentiable
-from fedgrad.ad.evaluate import advance, evaluate, start
+from fedgrad.ad.evaluate import RuleOf, advance, evaluate, start
 from fedgrad.ad.local import pull_basis, push_basis
 from fedgrad.core.check import check
 from fedgrad.core.graph import Graph, Value, read
@@ -84,13 +84,18 @@ def derivative(
 
     `forward` decides where no round is active, so that there is no rule to decide.
     """
-    local = {unit for rule, (_, unit) in zip(rules, subject.units, strict=True) if rule == "local"}
-    if not local and len(set(rules)) <= 1:  # JAX's own derivative does all of it
+    by_unit = {unit: rule for rule, (_, unit) in zip(rules, subject.units, strict=True)}
+
+    def rule_of(unit: Unit) -> str:
+        return by_unit.get(unit, "push")  # an inactive round has no derivative to take
+
+    special = {unit for unit, rule in by_unit.items() if rule == "local" or _is_cond(unit)}
+    if len(set(rules)) <= 1 and (not special or "push" in rules):
         return _one_way(subject, inputs, _original(subject), forward or "push" in rules)
     turn = _turning_point(subject, rules)
     if turn in (0, len(subject.steps.steps)):
-        return _one_way(subject, inputs, _with_local(subject, local), forward=turn > 0)
-    return _meet(subject, inputs, local, turn)
+        return _one_way(subject, inputs, _by_rules(subject, rule_of), forward=turn > 0)
+    return _meet(subject, inputs, rule_of, turn)
 
 
 def rule_vectors(subject: Subject) -> list[Rules]:
@@ -121,6 +126,22 @@ def _pushed_here(subject: Subject, vector: Rules, number: int) -> bool:
     )
 
 
+def has_cond(subject: Subject) -> bool:
+    """Is there a cond around communication in a loop on the way of the derivative?"""
+
+    def inside(steps: Steps) -> bool:
+        loops = [loop for step in steps.steps for loop in step.loops]
+        return any(_is_cond(loop) or any(map(inside, loop.bodies)) for loop in loops)
+
+    return any(
+        inside(body) for _, unit in subject.units if isinstance(unit, Loop) for body in unit.bodies
+    )
+
+
+def _is_cond(unit: Unit) -> bool:
+    return isinstance(unit, Loop) and unit.kind == "cond"
+
+
 def _is_while(unit: Unit) -> bool:
     """JAX cannot pull back through a while_loop."""
     return isinstance(unit, Loop) and unit.kind == "while"
@@ -144,8 +165,8 @@ def _original(subject: Subject) -> Callable[[list[Any]], list[Array]]:
     return lambda full: jax.core.eval_jaxpr(subject.jaxpr.jaxpr, subject.jaxpr.consts, *full)
 
 
-def _with_local(subject: Subject, local: set[Unit]) -> Callable[[list[Any]], list[Array]]:
-    return lambda full: evaluate(subject.steps, full, local.__contains__)
+def _by_rules(subject: Subject, rule_of: RuleOf) -> Callable[[list[Any]], list[Array]]:
+    return lambda full: evaluate(subject.steps, full, rule_of)
 
 
 def _one_way(
@@ -171,19 +192,22 @@ def _pulled(
 
 
 def _meet(
-    subject: Subject, inputs: list[Any], local: set[Unit], turn: int
+    subject: Subject, inputs: list[Any], rule_of: RuleOf, turn: int
 ) -> tuple[list[Array], Blocks]:
     steps = subject.steps
     before, after = steps.steps[:turn], steps.steps[turn:]
-    left_by_loops = {v for step in before for loop in step.loops for v in loop.equation.outputs}
-    own = {*steps.inputs, *steps.indices.values(), *left_by_loops}
+    # Of what clients have, the second half needs their own, and what no stage of it makes again:
+    # what loops left, what loops read, and results.
+    left = {v for step in before for loop in step.loops for v in loop.equation.outputs}
+    read_by_loops = {v for step in after for loop in step.loops for v in loop.equation.inputs}
+    own = {*steps.inputs, *steps.indices.values(), *left, *read_by_loops, *steps.outputs}
     names: list[Value] = []  # what the first half computes, noted while JAX traces it
     crossing: list[Value] = []  # the part of it that is differentiated
 
     def first(xs: list[Array]) -> tuple[list[Array], list[Array]]:
         env = start(steps, _replaced(inputs, subject.wrt, xs))
         for step in before:
-            advance(step, env, local.__contains__)
+            advance(step, env, rule_of)
         # Clients start the second half from what the server has: it was sent to them already.
         names[:] = [v for v in env if v in own or not is_client(v.at)]
         crossing[:] = [v for v in names if v in subject.active]
@@ -196,7 +220,7 @@ def _meet(
         env = dict(zip(names, everything, strict=True))
         env.update(zip(crossing, middle, strict=True))
         for step in after:
-            advance(step, env, local.__contains__)
+            advance(step, env, rule_of)
         outputs = [read(env, v) for v in steps.outputs]
         return [outputs[j] for j in subject.results], outputs
 

@@ -5,32 +5,37 @@ left to the primitives' own derivatives; rounds with the rule local are given on
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial as _partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from fedgrad.ad.activity import depends
+from fedgrad.ad.activity import depends, differentiable
 from fedgrad.ad.local import local_round
 from fedgrad.core.graph import Equation, Value, read
 from fedgrad.core.primitives import (
+    ClosedJaxpr,
     at_source,
     bind,
     broadcast_p,
     client_index,
+    closed,
     jax_primitives,
     sum_p,
 )
 from fedgrad.plan.stages import Exchange, Loop, Step, Steps
 
 Env = dict[Value, Any]
-IsLocal = Callable[[Exchange | Loop], bool]
+RuleOf = Callable[[Exchange | Loop], str]  # "push", "local" or "pull"
 
 
-def evaluate(steps: Steps, inputs: Sequence[Any], is_local: IsLocal) -> list[Any]:
+def evaluate(steps: Steps, inputs: Sequence[Any], rule_of: RuleOf) -> list[Any]:
     """The outputs of a program (cut with recompute, so that every stage stands for itself)."""
     env = start(steps, inputs)
     for step in steps.steps:
-        advance(step, env, is_local)
+        advance(step, env, rule_of)
     return [read(env, v) for v in steps.outputs]
 
 
@@ -40,15 +45,15 @@ def start(steps: Steps, inputs: Sequence[Any]) -> Env:
     return env
 
 
-def advance(step: Step, env: Env, is_local: IsLocal) -> None:
+def advance(step: Step, env: Env, rule_of: RuleOf) -> None:
     """One step; adds to `env` what it computes."""
     for exchange in step.exchanges:
-        if is_local(exchange) and exchange.up:
+        if rule_of(exchange) == "local" and exchange.up:
             _local_exchange(exchange, env)
         else:
             _plain_exchange(exchange, env)
     for loop in step.loops:
-        _loop(loop, env, is_local)
+        _loop(loop, env, rule_of)
     _run(step.server, env)
 
 
@@ -97,20 +102,67 @@ def _local_exchange(exchange: Exchange, env: Env) -> None:
         _run(exchange.stage.equations, env)
 
 
-def _loop(loop: Loop, env: Env, is_local: IsLocal) -> None:
+def _loop(loop: Loop, env: Env, rule_of: RuleOf) -> None:
     equation = loop.equation
     inputs = [read(env, v) for v in equation.inputs]
     rebuild = _REBUILD.get(equation.primitive)
     with at_source(equation.source):
-        if rebuild is None or not is_local(loop):
-            outputs = bind(equation.primitive, equation.params, inputs)
-        else:
+        if rebuild is not None and rule_of(loop) == "local":
             outputs = rebuild(loop, inputs)
+        elif loop.kind == "cond" and rule_of(loop) == "pull":
+            outputs = _pulled_cond(loop, inputs)
+        else:
+            outputs = bind(equation.primitive, equation.params, inputs)
     env.update(zip(equation.outputs, outputs, strict=True))
 
 
-def _everywhere_local(_: Exchange | Loop) -> bool:
-    return True
+def _everywhere_local(_: Exchange | Loop) -> str:
+    return "local"
+
+
+def _pulled_cond(loop: Loop, inputs: list[Any]) -> list[Any]:
+    """A cond whose way back runs the branch again, and pulls back through it there.
+
+    JAX's own way back hands over what the branches remember in shared slots, in which one branch's
+    value of a client can meet the other's of the server.
+    """
+    params = loop.equation.params
+    branches = [closed(branch) for branch in params["branches"]]
+    floats = [i for i, v in enumerate(loop.equation.inputs[1:]) if differentiable(v)]
+
+    def run(branch: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+        return list(jax.core.eval_jaxpr(branch.jaxpr, branch.consts, *operands))
+
+    def choose(index: Any, operands: list[Any]) -> list[Any]:
+        return list(jax.lax.switch(index, [_partial(run, b) for b in branches], operands))
+
+    @jax.custom_vjp
+    def cond(index: Any, operands: list[Any]) -> list[Any]:
+        return choose(index, operands)
+
+    def back(kept: Any, cotangents: list[Any]) -> Any:
+        index, operands = kept
+
+        def through(branch: ClosedJaxpr, operands: list[Any], cotangents: list[Any]) -> list[Any]:
+            def of_floats(xs: list[Any]) -> list[Any]:
+                full = list(operands)
+                for i, x in zip(floats, xs, strict=True):
+                    full[i] = x
+                return run(branch, full)
+
+            _, pull = jax.vjp(of_floats, [operands[i] for i in floats])
+            return list(pull(cotangents)[0])
+
+        ways = [_partial(through, b) for b in branches]
+        pulled = dict(zip(floats, jax.lax.switch(index, ways, operands, cotangents), strict=True))
+        return _zero(index), [pulled.get(i, _zero(x)) for i, x in enumerate(operands)]
+
+    cond.defvjp(lambda index, operands: (choose(index, operands), (index, operands)), back)
+    return cond(inputs[0], list(inputs[1:]))
+
+
+def _zero(x: Any) -> Any:
+    return np.zeros(jnp.shape(x), jax.dtypes.float0)
 
 
 def _scan(loop: Loop, inputs: list[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.request import Argnums
 from fedgrad.ad.transforms import grad, jacobian
-from fedgrad.core.errors import PlanError
+from fedgrad.core.errors import ArgumentError, PlanError, nearest
 from fedgrad.core.program import Program
 from fedgrad.plan.plan import Plan, plan
 
@@ -40,7 +40,10 @@ class Explanation:
     cost: CostModel
 
     def __getitem__(self, mode: str) -> Row:
-        return next(row for row in self.rows if row.mode == mode)
+        rows = {row.mode: row for row in self.rows}
+        if mode not in rows:
+            raise ArgumentError.here(f"There is no mode {mode!r}." + nearest(mode, list(rows)))
+        return rows[mode]
 
     @property
     def reason(self) -> str:

@@ -95,11 +95,23 @@ def _jacobian(
 
     xs = [received[i] for i in active]
     wide, tall = sum(x.size for x in xs), sum(math.prod(shapes[j].shape) for j in rows)
-    if wide <= tall:  # fewer inputs than outputs: push a basis forward, in constant memory
+
+    def push() -> tuple[list[list[Array]], list[Array]]:
         _, derivative, values = push_basis(chosen, xs)
-    else:
-        _, pull, values = jax.vjp(chosen, xs, has_aux=True)
-        derivative = pull_basis(lambda cts: pull(cts)[0], [shapes[j] for j in rows])
+        return derivative, values
+
+    def pull() -> tuple[list[list[Array]], list[Array]]:
+        _, back, values = jax.vjp(chosen, xs, has_aux=True)
+        return pull_basis(lambda cts: back(cts)[0], [shapes[j] for j in rows]), values
+
+    # Fewer inputs than outputs: push a basis forward, in constant memory. JAX may know only one.
+    first, second = (push, pull) if wide <= tall else (pull, push)
+    try:
+        derivative, values = first()
+    except (ValueError, TypeError) as error:
+        if impossible(error) is None:
+            raise
+        derivative, values = second()
     blocks = {
         (j, i): derivative[row][column]
         for row, j in enumerate(rows)
@@ -107,6 +119,15 @@ def _jacobian(
         if depends[j][i]
     }
     return values, blocks
+
+
+def impossible(error: Exception) -> str | None:
+    """Why JAX cannot differentiate this way, if that is what an error of JAX says."""
+    if isinstance(error, ValueError) and "Reverse-mode differentiation" in str(error):
+        return "has a while_loop on the way of the derivative, and JAX cannot pull back through one"
+    if isinstance(error, TypeError) and "custom_vjp" in str(error):
+        return "has a custom_vjp on the way of the derivative, and JAX cannot push through one"
+    return None
 
 
 def push_basis(

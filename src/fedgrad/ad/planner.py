@@ -1,9 +1,10 @@
 """Choosing the cheapest rules for a derivative: `mode="auto"`.
 
 Rounds are few, so the search is exact: every vector of rules that makes sense is traced, cut into
-a plan like any other program, and priced by what that plan says it sends. What the planner knows
-is therefore what the plan knows: that a constant cotangent needs no second pass, that a constant
-tangent need not be sent, that an inactive round costs nothing.
+a plan like any other program, and priced by what that plan says it sends. What the planner knows is
+therefore what the plan knows: that a constant cotangent needs no second pass, that a constant
+tangent need not be sent, that an inactive round costs nothing. From five rounds on, only those are
+traced that are cheapest if the prices of the rounds add up, as they do.
 """
 
 import math
@@ -14,14 +15,16 @@ from typing import Any
 import jax
 
 from fedgrad.ad.derivative import Rules, Subject, derivative, rule_vectors
+from fedgrad.ad.local import impossible
 from fedgrad.core.check import check
-from fedgrad.core.errors import ArgumentError, PlanError
+from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
 from fedgrad.core.graph import Graph, Value
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
 
-EXHAUSTIVE = 64  # vectors that are all tried; above that, rules are improved one unit at a time
+EXHAUSTIVE = 27  # vectors that are all traced; of more, only the most promising
+TRACED = 12
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ class CostModel:
             price = getattr(self, name)
             if not (isinstance(price, int | float) and math.isfinite(price) and price >= 0):
                 raise ArgumentError.here(f"CostModel({name}={price!r}): a price is a number >= 0.")
+
+        if self.client_memory is not None and self.client_memory < 0:
+            raise ArgumentError.here(f"CostModel(client_memory={self.client_memory}): negative.")
 
     def price(self, plan: Plan) -> float:
         """The price of running a plan once, per client."""
@@ -81,7 +87,7 @@ def choose(subject: Subject, cost: CostModel) -> Choice:
 
     vectors = rule_vectors(subject)
     if len(vectors) > EXHAUSTIVE:
-        vectors = _improve(vectors, price)
+        vectors = _promising(vectors, price)
     found = [best for rules in vectors if (best := price(rules)) is not None]
     if not found:
         raise PlanError.here(
@@ -124,16 +130,12 @@ def derived_graph(subject: Subject, rules: Rules) -> Graph | None:
         if impossible(error):
             return None
         raise
-    return check(jaxpr, values, nested=True)
-
-
-def impossible(error: Exception) -> str | None:
-    """Why JAX cannot differentiate this way, if that is what an error of JAX says."""
-    if isinstance(error, ValueError) and "Reverse-mode differentiation" in str(error):
-        return "has a while_loop on the way of the derivative, and JAX cannot pull back through one"
-    if isinstance(error, TypeError) and "custom_vjp" in str(error):
-        return "has a custom_vjp on the way of the derivative, and JAX cannot push through one"
-    return None
+    try:
+        return check(jaxpr, values, nested=True)
+    except PlacementError:
+        # The program itself is fine, so what mixes placements is what JAX remembers of the two
+        # branches of a cond, in slots that they share.
+        return None
 
 
 def _plan(subject: Subject, graph: Graph, recompute: bool) -> Plan:
@@ -141,29 +143,29 @@ def _plan(subject: Subject, graph: Graph, recompute: bool) -> Plan:
     return Plan(subject.name, cut(graph, recompute), anyhow_many, None)
 
 
-def _improve(
+def _promising(
     vectors: Sequence[Rules], price: Callable[[Rules], tuple[float, Choice] | None]
 ) -> list[Rules]:
-    """From each uniform vector, change one rule at a time while that makes it cheaper. Exact where
-    the price of a round does not depend on the rules of the others, which is the ordinary case."""
-    known = set(vectors)
+    """The vectors that promise to be the cheapest, if the price of a round does not depend on the
+    rules of the others: each rule of each round is priced alone, among local ones."""
+    local = ("local",) * len(vectors[0])
 
     def cheap(rules: Rules) -> float:
         found = price(rules)
         return math.inf if found is None else found[0]
 
-    ends = []
-    for start in (v for v in vectors if len(set(v)) == 1):
-        current = start
-        while True:
-            near = [
-                (*current[:i], rule, *current[i + 1 :])
-                for i in range(len(current))
-                for rule in ("push", "local", "pull")
-            ]
-            better = min((v for v in near if v in known), key=cheap)
-            if cheap(better) >= cheap(current):
-                break
-            current = better
-        ends.append(current)
-    return ends
+    base = cheap(local)
+    if base == math.inf:
+        return list(vectors)
+    more = {
+        (i, rule): cheap((*local[:i], rule, *local[i + 1 :])) - base
+        for i in range(len(local))
+        for rule in ("push", "pull")
+        if (*local[:i], rule, *local[i + 1 :]) in set(vectors)
+    }
+
+    def promise(rules: Rules) -> float:
+        return sum(more.get((i, rule), math.inf) for i, rule in enumerate(rules) if rule != "local")
+
+    pure = [v for v in vectors if len(set(v)) == 1]
+    return [*pure, *sorted(vectors, key=promise)[:TRACED]]

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, subject
-from fedgrad.ad.planner import Choice, CostModel, choose, impossible
+from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, has_cond, subject
+from fedgrad.ad.local import impossible
+from fedgrad.ad.planner import Choice, CostModel, choose, derived_graph
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
 from fedgrad.core.examples import Examples
 from fedgrad.core.graph import Value
@@ -151,7 +152,14 @@ class Request:
             if self.mode == "auto":
                 self.choices[key] = choose(traced, self.cost or CostModel())
             else:
-                self.choices[key] = Choice((RULES[self.mode],) * len(traced.units))
+                rules = (RULES[self.mode],) * len(traced.units)
+                if self.mode == "reverse" and has_cond(traced) and not derived_graph(traced, rules):
+                    raise PlanError.here(
+                        f"{self.program.name} has a cond around communication inside of a loop, "
+                        "and what JAX remembers of its branches for the way back mixes placements. "
+                        "Use mode='mixed' or mode='forward'."
+                    )
+                self.choices[key] = Choice(rules)
         return self.choices[key]
 
     def assemble(self, y: Any, arguments: dict[str, Any], blocks: Blocks) -> Any:

@@ -104,94 +104,104 @@ def _derived(
 
 
 def jvp(program: Program, argnums: Argnums = 0) -> Program:
-    """(*args, tangents) -> (y, dy): the derivative in one direction, by pushing it forward."""
+    """(*args, tangents) -> (y, dy): the derivative in one direction, by pushing it forward.
+
+    If the program has default arguments, pass `tangents` by name.
+    """
     names, single = argument_names(program, argnums)
-
-    def fun(*args: Any) -> Any:
-        *args, tangents = args  # type: ignore[assignment]
-        bound = program.bind(tuple(args), {})
-        wanted = [bound[name] for name in names]
-        directions = [tangents] if single else list(tangents)
-        _check_like(directions, wanted, "fg.jvp", "tangents", "the argument")
-        flat, tree = jax.tree.flatten(wanted)
-        moves = [i for i, x in enumerate(flat) if is_float(x)]
-        tangent_leaves = jax.tree.leaves(directions)
-
-        def of_floats(xs: list[Any]) -> Any:
-            full = list(flat)
-            for i, x in zip(moves, xs, strict=True):
-                full[i] = x
-            replaced = dict(zip(names, jax.tree.unflatten(tree, full), strict=True))
-            return program.call({**bound, **replaced})
-
-        primals = [jnp.asarray(flat[i]) for i in moves]
-        return jax.jvp(
-            of_floats,
-            (primals,),
-            ([_as(tangent_leaves[i], x) for i, x in zip(moves, primals, strict=True)],),
-        )
-
     placements = {program.placements.get(name) for name in names}
     if len(placements) > 1:
         raise ArgumentError.here(
             f"fg.jvp by arguments at different placements: {names}. "
             "Differentiate by those of one placement at a time."
         )
-    return _extended(program, fun, "jvp", "tangents", placements.pop())
+
+    def run(bound: dict[str, Any], tangents: Any) -> Any:
+        directions = [tangents] if single else list(tangents)
+        wanted = [bound[name] for name in names]
+        _check_like(directions, wanted, "fg.jvp", "tangents", "the argument")
+        floats = _Floats(program, bound, names)
+        moves = [jax.tree.leaves(directions)[i] for i in floats.moves]
+        tangent = [_as(t, x) for t, x in zip(moves, floats.primals, strict=True)]
+        return jax.jvp(floats.call, (floats.primals,), (tangent,))
+
+    key = ("jvp", names, single, program.executor)
+    placement = next(iter(placements))
+    return program.once(key, lambda: _extended(program, run, "jvp", "tangents", placement))
 
 
 def vjp(program: Program, argnums: Argnums = 0, recompute: bool = False) -> Program:
-    """(*args, cotangent) -> (y, dx): pulls a cotangent of the result back, in reverse mode."""
+    """(*args, cotangent) -> (y, dx): pulls a cotangent of the result back, in reverse mode.
+
+    If the program has default arguments, pass `cotangent` by name.
+    """
     names, single = argument_names(program, argnums)
 
-    def fun(*args: Any) -> Any:
-        *args, cotangent = args  # type: ignore[assignment]
-        bound = program.bind(tuple(args), {})
-        flat, tree = jax.tree.flatten([bound[name] for name in names])
-        moves = [i for i, x in enumerate(flat) if is_float(x)]
-
-        def of_floats(xs: list[Any]) -> Any:
-            full = list(flat)
-            for i, x in zip(moves, xs, strict=True):
-                full[i] = x
-            replaced = dict(zip(names, jax.tree.unflatten(tree, full), strict=True))
-            return program.call({**bound, **replaced})
-
-        y, pull = jax.vjp(of_floats, [jnp.asarray(flat[i]) for i in moves])
+    def run(bound: dict[str, Any], cotangent: Any) -> Any:
+        floats = _Floats(program, bound, names)
+        y, pull = jax.vjp(floats.call, floats.primals)
         _check_like(cotangent, y, "fg.vjp", "cotangent", "the result")
         (pulled,) = pull(jax.tree.map(_as, cotangent, y))
-        gradient: list[Any] = [None] * len(flat)
-        for i, x in zip(moves, pulled, strict=True):
+        gradient: list[Any] = [None] * len(floats.flat)
+        for i, x in zip(floats.moves, pulled, strict=True):
             gradient[i] = x
-        trees = jax.tree.unflatten(tree, gradient)
+        trees = jax.tree.unflatten(floats.tree, gradient)
         return y, (trees[0] if single else tuple(trees))
 
-    return _extended(program, fun, "vjp", "cotangent", None, recompute)
+    key = ("vjp", names, single, recompute, program.executor)
+    return program.once(key, lambda: _extended(program, run, "vjp", "cotangent", None, recompute))
+
+
+class _Floats:
+    """A program as a function of the floating leaves of some of its arguments."""
+
+    def __init__(self, program: Program, bound: dict[str, Any], names: tuple[str, ...]) -> None:
+        self.program, self.bound, self.names = program, bound, names
+        self.flat, self.tree = jax.tree.flatten([bound[name] for name in names])
+        self.moves = [i for i, x in enumerate(self.flat) if is_float(x)]
+        self.primals = [jnp.asarray(self.flat[i]) for i in self.moves]
+
+    def call(self, xs: list[Any]) -> Any:
+        full = list(self.flat)
+        for i, x in zip(self.moves, xs, strict=True):
+            full[i] = x
+        replaced = dict(zip(self.names, jax.tree.unflatten(self.tree, full), strict=True))
+        return self.program.call({**self.bound, **replaced})
 
 
 def _extended(
     program: Program,
-    fun: Callable[..., Any],
+    run: Callable[[dict[str, Any], Any], Any],
     name: str,
     extra: str,
     placement: Placement | None,
     recompute: bool = False,
 ) -> Program:
     """A program with one more argument at the end."""
+    # Behind arguments with defaults it needs one too; being without it is found out when called.
+    parameters = list(program.signature.parameters.values())
+    optional = any(p.default is not p.empty for p in parameters)
+    kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    if any(p.kind not in (kind, inspect.Parameter.POSITIONAL_ONLY) for p in parameters):
+        kind = inspect.Parameter.KEYWORD_ONLY
+    default = None if optional else inspect.Parameter.empty
+    parameters.append(inspect.Parameter(extra, kind, default=default))
+    signature = inspect.Signature(parameters)
+
+    def fun(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        direction = bound.arguments.pop(extra)
+        if direction is None:
+            raise ArgumentError.here(f"fg.{name} of {program.name}: pass {extra}=...")
+        return run(dict(bound.arguments), direction)
+
     fun.__name__ = f"{name}({program.name})"
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(p, kind) for p in (*program.signature.parameters, extra)]
     placements = dict(program.placements)
     if placement is not None:
         placements[extra] = placement
-    return Program(
-        fun,
-        placements,
-        program.executor,
-        recompute or program.recompute,
-        None,
-        inspect.Signature(parameters),
-    )
+    again = recompute or program.recompute
+    return Program(fun, placements, program.executor, again, None, signature)
 
 
 def _check_like(found: Any, wanted: Any, where: str, what: str, like: str) -> None:

@@ -32,6 +32,7 @@ from fedgrad.core.primitives import (
     foreign_axis,
     has_effects,
     index_placement,
+    inner_constants,
     inner_jaxprs,
     jax_primitives,
     sum_p,
@@ -41,6 +42,7 @@ from fedgrad.core.primitives import (
 # A captured array of more scalars than this is data of the server, not a constant of the program:
 # client code that used it would make every client download it, unseen.
 CAPTURE_LIMIT = 1024
+CAPTURED = "a captured array"
 
 # Operations that JAX puts in by itself: their result is still called by the name of their input.
 _SAME_TO_A_READER = {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"}
@@ -102,12 +104,19 @@ class _Reader:
     def captured(self, aval: Any, constant: Any) -> Value:
         key = id(constant)
         if key not in self.literals:
-            traced = isinstance(constant, jax.core.Tracer)
-            of_server = not self.nested and (traced or aval.size > CAPTURE_LIMIT)
+            of_server = self.of_server(aval, constant)
             at = SERVER if of_server else ANYWHERE
-            name = f"a captured array of shape {aval.shape}" if of_server else ""
+            name = f"{CAPTURED} of shape {aval.shape}" if of_server else ""
             self.literals[key] = Value(aval, at, origin=name, constant=constant)
         return self.literals[key]
+
+    def captures(self, params: dict[str, Any]) -> bool:
+        """Is there data of the server hidden in the jaxprs of an equation?"""
+        return any(self.of_server(jax.typeof(c), c) for c in inner_constants(params))
+
+    def of_server(self, aval: Any, constant: Any) -> bool:
+        traced = isinstance(constant, jax.core.Tracer)
+        return not self.nested and (traced or aval.size > CAPTURE_LIMIT)
 
     # --- one equation ---------------------------------------------------------------------
 
@@ -124,11 +133,11 @@ class _Reader:
             )
         speaks = communicates(eqn.params)
         mixed = len({v.at for v in inputs} - {ANYWHERE}) > 1
-        if speaks or (mixed and inner_jaxprs(eqn.params)):
+        if speaks or ((mixed or self.captures(eqn.params)) and inner_jaxprs(eqn.params)):
             if primitive in CALLS and not (self.keep_custom and primitive in CUSTOM_DERIVATIVES):
                 # jnp's own jitted functions are traced once for all callers: show the call's line.
                 inner = closed(eqn.params[CALLS[primitive]])
-                if primitive in CUSTOM_DERIVATIVES:
+                if primitive in CUSTOM_DERIVATIVES and (speaks or mixed):
                     self.opened.append(self.where(source))
                 return self.run(inner, inputs, None if speaks else source)
             if primitive in _CONTROL_FLOW or primitive in CUSTOM_DERIVATIVES:
@@ -159,6 +168,9 @@ class _Reader:
         origin: Any = (eqn.primitive.name, source)
         if eqn.primitive.name in _SAME_TO_A_READER and isinstance(inputs[0].origin, str):
             origin = inputs[0].origin
+        placed = [v.origin for v in inputs if v.at != ANYWHERE]
+        if placed and all(isinstance(o, str) and o.startswith(CAPTURED) for o in placed):
+            origin = placed[0]
         outputs = tuple(Value(v.aval, at, origin) for v in eqn.outvars)
         self.equations.append(
             Equation(

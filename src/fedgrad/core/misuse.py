@@ -66,7 +66,7 @@ def refuse_mix(placed: dict[str, Value], operation: str, line: str) -> NoReturn:
         at = "" if place == "clients" else f", at={place}"
         name = server.origin.strip('"') if isinstance(server.origin, str) else "it"
         why = ""
-        if server.constant is not None:
+        if name.startswith("a captured array"):
             why = " Every client would have to download it, and nothing would show that."
             name = "it"
         raise PlacementError(

@@ -93,6 +93,19 @@ def inner_jaxprs(params: dict[str, Any]) -> list[Jaxpr]:
     return list(jaxprs_in_params(params))
 
 
+def inner_constants(params: dict[str, Any]) -> list[Any]:
+    """Arrays that the jaxprs inside of an equation have captured."""
+    found: list[Any] = []
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                found += item.consts
+    for jaxpr in inner_jaxprs(params):
+        for eqn in jaxpr.eqns:
+            found += inner_constants(eqn.params)
+    return found
+
+
 def closed(jaxpr: Any) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 

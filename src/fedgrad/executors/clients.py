@@ -37,7 +37,8 @@ class Clients:
     ragged: bool
     chunk: int | None
     devices: int | None
-    bytes: int  # that one client's stage touches
+    bytes: int  # of one client's own data and messages
+    sums: tuple[Any, ...]  # what each sends, as shapes and dtypes
 
     def choose_chunk(self, count: int) -> int:
         if self.chunk is not None:
@@ -45,7 +46,9 @@ class Clients:
         if jax.default_backend() != "cpu":
             return count  # an accelerator wants as much at once as there is
         fits = max(1, CACHE // max(self.bytes, 1))
-        return min(count, fits, RAGGED_BLOCK if self.ragged else count)
+        most = min(count, fits, RAGGED_BLOCK if self.ragged else count)
+        # A chunk that divides the cohort needs no masks, and is nearly as good as the largest.
+        return next((c for c in range(most, most // 2, -1) if count % c == 0), most)
 
     def choose_devices(self) -> list[Any]:
         devices = jax.local_devices()
@@ -126,12 +129,14 @@ def _in_chunks(
         mine = [jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in each]
         up, kept = _vmap(work, chunk, down, shared, mine)
         sums = [_total(_where(counts, x)) for x in up]
-        return [_add(c, s) for c, s in zip(carry, sums, strict=True)], kept
+        return [add(c, s) for c, s in zip(carry, sums, strict=True)], kept
 
-    shapes = jax.eval_shape(lambda: _vmap(work, chunk, down, shared, [x[:chunk] for x in each])[0])
-    zeros = [(jnp.zeros(s.shape[1:], _wide(s.dtype)),) * 2 for s in shapes]
-    carry, kept = jax.lax.scan(step, zeros, jnp.arange(-(-n // chunk)))
-    totals = [_narrow(s + c, shape) for (s, c), shape in zip(carry, shapes, strict=True)]
+    steps = -(-n // chunk)
+    # A few roundings are harmless; many need to be made up for.
+    add = _add_exactly if steps > 64 else _add
+    zero = [jnp.zeros(s.shape, _wide(s.dtype)) for s in clients.sums]
+    carry, kept = jax.lax.scan(step, [(z, z) for z in zero], jnp.arange(steps))
+    totals = [_narrow(s + c, like) for (s, c), like in zip(carry, clients.sums, strict=True)]
     return totals, [_joined(k, n, chunk) for k in kept]
 
 
@@ -175,6 +180,10 @@ def _total(x: Array) -> Array:
 
 
 def _add(carry: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
+    return carry[0] + x, carry[1]
+
+
+def _add_exactly(carry: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
     """Compensated addition: the second number is what rounding has lost of the sum so far."""
     total, lost = carry
     new = total + x
@@ -196,6 +205,8 @@ def _where(mask: Array | None, x: Array) -> Array:
 
 def _joined(kept: Array, n: int, chunk: int) -> Array:
     """Chunks (steps, chunk, ...) as clients (n, ...), without those that the last one repeats."""
+    if n % chunk == 0:
+        return kept.reshape(n, *kept.shape[2:])
     rest = n - (kept.shape[0] - 1) * chunk
     whole = kept[:-1].reshape(-1, *kept.shape[2:])
     return jnp.concatenate([whole, kept[-1, chunk - rest :]])

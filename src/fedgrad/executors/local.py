@@ -111,16 +111,14 @@ class _Vectorised(Walk):
         stage = exchange.stage
         down = [read(env, sent) for sent, _ in exchange.down]
         own = exchange.own
+        messages = [v for pair in (*exchange.down, *exchange.up) for v in pair[:1]]
         clients = Clients(
             self.clients[exchange.placement],
             exchange.placement in self.ragged,
             self.executor.chunk,
             self.executor.devices,
-            sum(
-                v.bytes
-                for v in (*own, *(v for e in stage.equations for v in e.outputs))
-                if not v.shared
-            ),
+            sum(v.bytes for v in (*own, *messages) if not v.shared),
+            tuple(v.aval for v, _ in exchange.up),
         )
         # A constant of an outer loop is the same for all clients, like a store of examples.
         same = [v for v in own if v.shared or not is_client(v.at)]

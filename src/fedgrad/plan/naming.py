@@ -1,4 +1,4 @@
-"""What a stage is called in a drawing: by the user's functions that did its work, or their lines."""
+"""What a stage is called in a drawing: by the functions that did its work, or their lines."""
 
 import os
 import re

@@ -70,7 +70,8 @@ class Loop:
         """How often the body runs; None where the data decide."""
         if self.equation.primitive is jax_primitives.scan_p:
             return int(self.equation.params["length"])
-        return None
+        decided = (jax_primitives.while_p, jax_primitives.cond_p)
+        return None if self.equation.primitive in decided else 1
 
 
 @dataclass(frozen=True, eq=False)
