@@ -16,9 +16,11 @@ from fedgrad.ad.activity import Unit, active_units, active_values, differentiabl
 from fedgrad.ad.evaluate import RuleOf, advance, evaluate, start
 from fedgrad.ad.local import pull_basis, push_basis
 from fedgrad.core.check import check
+from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import Graph, Value, read
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import ClosedJaxpr, make_jaxpr, sum_p
+from fedgrad.core.trace import struct
 from fedgrad.plan.cut import cut
 from fedgrad.plan.stages import Loop, Steps
 
@@ -38,13 +40,25 @@ class Subject:
     steps: Steps
     wrt: tuple[int, ...]  # positions among the inputs
     results: tuple[int, ...]  # positions among the outputs
+    returned: tuple[int, ...]  # outputs that are wanted besides the derivative
     active: set[Value]
     units: list[tuple[int, Unit]]
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What the choice of rules depends on, besides the shapes of the arguments."""
+        return tuple((number, type(unit).__name__, _sizes(unit)) for number, unit in self.units)
 
     @property
     def at_clients(self) -> bool:
         """Is one of the inputs that are differentiated at clients?"""
         return any(is_client(self.graph.inputs[i].at) for i in self.wrt)
+
+    @property
+    def complex(self) -> bool:
+        """Is one of them complex? Pushing a basis forward would need its imaginary half too."""
+        dtypes = [self.graph.inputs[i].aval.dtype for i in self.wrt]
+        return any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes)
 
 
 def subject(
@@ -53,14 +67,15 @@ def subject(
     values: Sequence[Value],
     placements: Sequence[str],
     wrt: Sequence[int],
-    results: Callable[[int], Sequence[int]],
+    pick: Callable[[int], tuple[Sequence[int], Sequence[int]]],
 ) -> Subject:
-    """Trace `fun`, a function of flat values; `results` picks the outputs to differentiate."""
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
-    jaxpr, _ = make_jaxpr(fun, placements, *structs)
+    """Trace `fun`, a function of flat values. `pick` says, of so many outputs, which ones are
+    differentiated and which ones are returned as well."""
+    jaxpr, _ = make_jaxpr(fun, placements, *map(struct, values))
     graph = check(jaxpr, values, nested=True, keep_custom=True)
     steps = cut(graph, recompute=True)
-    chosen = tuple(i for i in results(len(graph.outputs)) if differentiable(graph.outputs[i]))
+    results, returned = pick(len(graph.outputs))
+    chosen = tuple(i for i in results if differentiable(graph.outputs[i]))
     active = active_values(
         graph.equations, [graph.inputs[i] for i in wrt], [graph.outputs[i] for i in chosen]
     )
@@ -72,6 +87,7 @@ def subject(
         steps,
         tuple(wrt),
         chosen,
+        tuple(returned),
         active,
         active_units(steps, active),
     )
@@ -101,6 +117,8 @@ def derivative(
 def rule_vectors(subject: Subject) -> list[Rules]:
     """Every choice of rules that makes sense: a pull gives no tangent to push on, so there is no
     push at or after a pull."""
+    if subject.at_clients and any(_is_while(unit) for _, unit in subject.units):
+        return []
     vectors: list[tuple[str, ...]] = [()]
     for number, unit in subject.units:
         longer = []
@@ -109,14 +127,22 @@ def rule_vectors(subject: Subject) -> list[Rules]:
                 rule == "pull" and at <= number
                 for rule, (at, _) in zip(vector, subject.units, strict=False)
             )
-            options = ["local"]
-            if not subject.at_clients and not pulled:
-                options.append("push")
-            if not _is_while(unit) and not _pushed_here(subject, vector, number):
-                options.append("pull")
-            longer += [(*vector, rule) for rule in options]
+            pushed = _pushed_here(subject, vector, number)
+            longer += [
+                (*vector, rule)
+                for rule in ("local", "push", "pull")
+                if possible(subject, unit, rule)
+                if not (rule == "push" and pulled) and not (rule == "pull" and pushed)
+            ]
         vectors = longer
     return vectors
+
+
+def possible(subject: Subject, unit: Unit, rule: str) -> bool:
+    """May this round have this rule, whatever the others have?"""
+    if rule == "push":
+        return not subject.at_clients
+    return not (rule == "pull" and _is_while(unit))
 
 
 def _pushed_here(subject: Subject, vector: Rules, number: int) -> bool:
@@ -124,6 +150,12 @@ def _pushed_here(subject: Subject, vector: Rules, number: int) -> bool:
         rule == "push" and at == number
         for rule, (at, _) in zip(vector, subject.units, strict=False)
     )
+
+
+def _sizes(unit: Unit) -> tuple[int, ...]:
+    if isinstance(unit, Loop):
+        return tuple(v.size for v in (*unit.equation.inputs, *unit.equation.outputs))
+    return tuple(v.size for pair in (*unit.down, *unit.up) for v in pair[:1])
 
 
 def has_cond(subject: Subject) -> bool:
@@ -178,10 +210,20 @@ def _one_way(
 
     xs = [inputs[i] for i in subject.wrt]
     if forward:
+        _refuse_forward_by_clients(subject)
         _, blocks, outputs = push_basis(fun, xs)
         return outputs, blocks
     outputs, blocks = _pulled(fun, xs)
     return outputs, blocks
+
+
+def _refuse_forward_by_clients(subject: Subject) -> None:
+    if subject.at_clients:
+        raise PlanError.here(
+            f"{subject.name} is differentiated by an argument at clients. Every client has its own "
+            "derivative, and pushing tangents forward (which a while_loop around communication "
+            "needs) only gives their sum. Use mode='reverse', and a scan instead of a while_loop."
+        )
 
 
 def _pulled(
@@ -242,6 +284,8 @@ def _multiply(
     def term(j: int, c: int, i: int) -> Array:
         value = crossing[c]
         product = jnp.tensordot(pulled[j][c], pushed[c][i], len(value.aval.shape))
+        if not jnp.issubdtype(results[j].dtype, jnp.complexfloating):
+            product = jnp.real(product)  # JAX's cotangent of a complex value: dy = Re(ct * dx)
         return sum_p.bind(product, placement=value.at) if is_client(value.at) else product
 
     return [

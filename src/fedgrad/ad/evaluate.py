@@ -14,6 +14,7 @@ import numpy as np
 
 from fedgrad.ad.activity import depends, differentiable
 from fedgrad.ad.local import local_round
+from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import Equation, Value, read
 from fedgrad.core.primitives import (
     ClosedJaxpr,
@@ -23,7 +24,9 @@ from fedgrad.core.primitives import (
     client_index,
     closed,
     jax_primitives,
+    primitives_inside,
     sum_p,
+    where,
 )
 from fedgrad.plan.stages import Exchange, Loop, Step, Steps
 
@@ -48,7 +51,7 @@ def start(steps: Steps, inputs: Sequence[Any]) -> Env:
 def advance(step: Step, env: Env, rule_of: RuleOf) -> None:
     """One step; adds to `env` what it computes."""
     for exchange in step.exchanges:
-        if rule_of(exchange) == "local" and exchange.up:
+        if rule_of(exchange) == "local" and exchange.up and not _complex(exchange):
             _local_exchange(exchange, env)
         else:
             _plain_exchange(exchange, env)
@@ -82,7 +85,30 @@ def _plain_exchange(exchange: Exchange, env: Env) -> None:
         env[total] = sum_p.bind(read(env, value), placement=exchange.placement)
 
 
+def _complex(exchange: Exchange) -> bool:
+    """A Jacobian of complex values is not one matrix; the primitives' own rules know better."""
+    values = [v for pair in (*exchange.down, *exchange.up) for v in pair]
+    return any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in values)
+
+
+def _refuse_custom_vjp(exchange: Exchange) -> None:
+    reached = depends(exchange.stage.equations, [r for _, r in exchange.down])
+    for equation in exchange.stage.equations:
+        if any(v in reached for v in equation.inputs) and _has_custom_vjp(equation):
+            raise PlanError(
+                f"{where(equation.source)}: a custom_vjp at clients is not taken in mixed mode: "
+                "its backward function need not be linear in the cotangent, and then a Jacobian is "
+                "another derivative. Use mode='reverse', or a custom_jvp."
+            )
+
+
+def _has_custom_vjp(equation: Equation) -> bool:
+    primitive = jax_primitives.custom_vjp_call_p
+    return equation.primitive is primitive or primitive in primitives_inside(equation.params)
+
+
 def _local_exchange(exchange: Exchange, env: Env) -> None:
+    _refuse_custom_vjp(exchange)
     stage, received = exchange.stage, [r for _, r in exchange.down]
     own = [v for v in stage.inputs if v not in received]
     operands = [v for v, _ in exchange.up]

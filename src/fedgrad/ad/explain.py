@@ -118,7 +118,7 @@ def explain(
             rows.append(Row(mode, None, None, False, str(error)))
             continue
         allowed = cost.allows(row, primal)
-        again = sorted(set(row.readdressed) - set(primal.readdressed))
+        again = cost.asked_more(row, primal)
         problem = ""
         if not allowed:
             problem = (

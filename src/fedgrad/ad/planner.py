@@ -3,28 +3,26 @@
 Rounds are few, so the search is exact: every vector of rules that makes sense is traced, cut into
 a plan like any other program, and priced by what that plan says it sends. What the planner knows is
 therefore what the plan knows: that a constant cotangent needs no second pass, that a constant
-tangent need not be sent, that an inactive round costs nothing. From five rounds on, only those are
-traced that are cheapest if the prices of the rounds add up, as they do.
+tangent need not be sent, that an inactive round costs nothing. From four rounds on, only
+those are traced that are cheapest if the prices of the rounds add up, as they do.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
-from fedgrad.ad.derivative import Rules, Subject, derivative, rule_vectors
+from fedgrad.ad.derivative import Rules, Subject, derivative, possible, rule_vectors
 from fedgrad.ad.local import impossible
 from fedgrad.core.check import check
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
 from fedgrad.core.graph import Graph, Value
 from fedgrad.core.primitives import make_jaxpr
+from fedgrad.core.trace import struct
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
 
-EXHAUSTIVE = 27  # vectors that are all traced; of more, only the most promising
-TRACED = 12
+EXHAUSTIVE = 3  # rounds of which every vector of rules is traced
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,14 @@ class CostModel:
         down, up = plan.bytes
         return self.down * down + self.up * up + self.round_trip * plan.rounds
 
+    @staticmethod
+    def asked_more(plan: Plan, program: Plan) -> list[str]:
+        """Placements that a derivative asks more often than the program itself does."""
+        return [p for p in plan.clients if plan.asked(p) > max(program.asked(p), 1)]
+
     def allows(self, plan: Plan, program: Plan) -> bool:
         """May this derivative of `program` be run?"""
-        if not self.readdress and not set(plan.readdressed) <= set(program.readdressed):
+        if not self.readdress and self.asked_more(plan, program):
             return False
         if self.client_memory is None:
             return True
@@ -85,9 +88,8 @@ def choose(subject: Subject, cost: CostModel) -> Choice:
             prices[rules] = _price(subject, rules, cost, program)
         return prices[rules]
 
-    vectors = rule_vectors(subject)
-    if len(vectors) > EXHAUSTIVE:
-        vectors = _promising(vectors, price)
+    few = len(subject.units) <= EXHAUSTIVE
+    vectors = rule_vectors(subject) if few else _promising(subject, price)
     found = [best for rules in vectors if (best := price(rules)) is not None]
     if not found:
         raise PlanError.here(
@@ -119,13 +121,15 @@ def _price(
 def derived_graph(subject: Subject, rules: Rules) -> Graph | None:
     """The derivative by these rules as a program; None if JAX cannot take it that way."""
     values = [Value(v.aval, v.at, v.origin, v.shared) for v in subject.graph.inputs]
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
 
     def run(*leaves: Any) -> Any:
-        return derivative(subject, list(leaves), rules)
+        outputs, blocks = derivative(subject, list(leaves), rules)
+        return [outputs[i] for i in subject.returned], blocks
 
     try:
-        jaxpr, _ = make_jaxpr(run, subject.placements, *structs)
+        jaxpr, _ = make_jaxpr(run, subject.placements, *map(struct, values))
+    except PlanError:
+        return None
     except (ValueError, TypeError) as error:
         if impossible(error):
             return None
@@ -144,28 +148,39 @@ def _plan(subject: Subject, graph: Graph, recompute: bool) -> Plan:
 
 
 def _promising(
-    vectors: Sequence[Rules], price: Callable[[Rules], tuple[float, Choice] | None]
+    subject: Subject, price: Callable[[Rules], tuple[float, Choice] | None]
 ) -> list[Rules]:
-    """The vectors that promise to be the cheapest, if the price of a round does not depend on the
-    rules of the others: each rule of each round is priced alone, among local ones."""
-    local = ("local",) * len(vectors[0])
+    """The cheapest vectors if the price of a round does not depend on the rules of the others:
+    each rule of each round is priced alone, among local ones; then, for every place to turn from
+    forward to backward, each round takes its cheapest rule."""
+    count = len(subject.units)
+    local = ("local",) * count
 
     def cheap(rules: Rules) -> float:
         found = price(rules)
         return math.inf if found is None else found[0]
 
-    base = cheap(local)
-    if base == math.inf:
-        return list(vectors)
     more = {
-        (i, rule): cheap((*local[:i], rule, *local[i + 1 :])) - base
-        for i in range(len(local))
-        for rule in ("push", "pull")
-        if (*local[:i], rule, *local[i + 1 :]) in set(vectors)
+        (i, rule): cheap((*local[:i], rule, *local[i + 1 :]))
+        for i, (_, unit) in enumerate(subject.units)
+        for rule in ("push", "local", "pull")
+        if possible(subject, unit, rule)
     }
 
-    def promise(rules: Rules) -> float:
-        return sum(more.get((i, rule), math.inf) for i, rule in enumerate(rules) if rule != "local")
+    def best(i: int, rules: tuple[str, ...]) -> str:
+        return min(rules, key=lambda rule: more.get((i, rule), math.inf))
 
-    pure = [v for v in vectors if len(set(v)) == 1]
-    return [*pure, *sorted(vectors, key=promise)[:TRACED]]
+    turns = sorted({number for number, _ in subject.units} | {math.inf})
+    meeting = [
+        tuple(
+            best(i, ("local", "push") if number < turn else ("local", "pull"))
+            for i, (number, _) in enumerate(subject.units)
+        )
+        for turn in turns
+    ]
+    pure = [
+        (rule,) * count
+        for rule in ("push", "local", "pull")
+        if all(possible(subject, unit, rule) for _, unit in subject.units)
+    ]
+    return list(dict.fromkeys([*meeting, *pure]))

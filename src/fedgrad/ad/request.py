@@ -1,5 +1,6 @@
 """A derivative that is wanted of a program: from arguments to the tree of the derivative."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,7 @@ class Request:
     cost: CostModel | None
     has_aux: bool
     scalar: bool
+    with_value: bool = False
     choices: dict[Any, Choice] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,10 +61,11 @@ class Request:
                 raise
             if self.mode != "auto" or rules:
                 other = "reverse" if self.mode == "forward" else "forward"
+                use = "" if traced.at_clients else f"Use mode={other!r}, or write it without: "
                 raise PlanError.here(
-                    f"{self.program.name} {why}. Use mode={other!r}, or write it "
-                    "without: a scan (lax.fori_loop with a static trip count) instead of a "
-                    "while_loop, a custom_jvp instead of a custom_vjp."
+                    f"{self.program.name} {why}. {use or 'Use '}a scan (lax.fori_loop with a "
+                    "static trip count) instead of a while_loop, a custom_jvp instead of a "
+                    "custom_vjp."
                 ) from error
             outputs, blocks = derivative(traced, inputs, rules, forward=True)
         result = jax.tree.unflatten(shapes, outputs)
@@ -100,19 +103,25 @@ class Request:
             shapes[:] = [jax.tree.structure(out), out]
             return jax.tree.leaves(out)
 
-        def results(count: int) -> Sequence[int]:
+        def pick(count: int) -> tuple[Sequence[int], Sequence[int]]:
             if not self.has_aux:
-                return range(count)
+                return range(count), range(count if self.with_value else 0)
             if not isinstance(shapes[1], tuple) or len(shapes[1]) != 2:
                 raise ArgumentError.here(f"has_aux=True: {self.program.name} must return (y, aux).")
-            return range(len(jax.tree.leaves(shapes[1][0])))
+            of_y = len(jax.tree.leaves(shapes[1][0]))
+            return range(of_y), range(0 if self.with_value else of_y, count)
 
         placements = self.program.client_placements
-        traced = subject(self.program.name, fun, values, placements, wrt, results)
+        traced = subject(self.program.name, fun, values, placements, wrt, pick)
         self.check_result(traced, shapes[1][0] if self.has_aux else shapes[1])
         return traced, shapes[0]
 
     def check_result(self, traced: Subject, y: Any) -> None:
+        if self.mode != "reverse" and traced.complex:
+            raise ArgumentError.here(
+                f"{self.program.name} is differentiated by a complex argument, which needs "
+                f"mode='reverse'; got mode={self.mode!r}."
+            )
         if self.mode == "forward" and traced.at_clients:
             raise PlanError.here(
                 f"{self.program.name} is differentiated by an argument at clients. "
@@ -143,24 +152,25 @@ class Request:
 
     def choice(self, arguments: dict[str, Any]) -> Choice:
         """How the derivative is taken for these arguments (as one client sees them)."""
-        known = self.choices.get(_key(arguments))
-        return known or self._choose(self.trace(arguments)[0], arguments)
+        return self._choose(self.trace(arguments)[0], arguments)
 
     def _choose(self, traced: Subject, arguments: dict[str, Any]) -> Choice:
-        key = _key(arguments)
+        key = (_key(arguments), traced.signature)
         if key not in self.choices:
-            if self.mode == "auto":
-                self.choices[key] = choose(traced, self.cost or CostModel())
-            else:
-                rules = (RULES[self.mode],) * len(traced.units)
-                if self.mode == "reverse" and has_cond(traced) and not derived_graph(traced, rules):
-                    raise PlanError.here(
-                        f"{self.program.name} has a cond around communication inside of a loop, "
-                        "and what JAX remembers of its branches for the way back mixes placements. "
-                        "Use mode='mixed' or mode='forward'."
-                    )
-                self.choices[key] = Choice(rules)
+            self.choices[key] = self._decide(traced)
         return self.choices[key]
+
+    def _decide(self, traced: Subject) -> Choice:
+        if self.mode == "auto":
+            return choose(traced, self.cost or CostModel())
+        rules = (RULES[self.mode],) * len(traced.units)
+        if self.mode == "reverse" and has_cond(traced) and not derived_graph(traced, rules):
+            raise PlanError.here(
+                f"{self.program.name} has a cond around communication inside of a loop, and what "
+                "JAX remembers of its branches for the way back mixes placements. Use "
+                "mode='mixed' or mode='forward'."
+            )
+        return Choice(rules)
 
     def assemble(self, y: Any, arguments: dict[str, Any], blocks: Blocks) -> Any:
         def of_result(row: Sequence[Any]) -> Any:
@@ -187,11 +197,14 @@ def argument_names(program: Program, argnums: Argnums) -> tuple[tuple[str, ...],
             f"derivatives are taken of a program, got {program!r}. Decorate it with "
             "@fg.program(...); jax.grad is there for functions."
         )
-    single = isinstance(argnums, int | str)
-    wanted = [argnums] if isinstance(argnums, int | str) else list(argnums)
+    single = isinstance(argnums, str) or not isinstance(argnums, Sequence)
+    wanted = [argnums] if single else list(argnums)  # type: ignore[arg-type]
     parameters = list(program.signature.parameters)
     names = []
-    for argnum in wanted:
+    for given in wanted:
+        if isinstance(given, bool) or not (isinstance(given, str) or hasattr(given, "__index__")):
+            raise ArgumentError.here(f"argnums are positions or names, got {given!r}.")
+        argnum = given if isinstance(given, str) else operator.index(given)
         if isinstance(argnum, str) and argnum not in parameters:
             raise ArgumentError.here(
                 f"{program.name} has no argument {argnum!r}." + nearest(argnum, parameters)

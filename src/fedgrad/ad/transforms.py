@@ -80,7 +80,8 @@ def _derived(
     """The derivative as a program; the same object if the same is asked for again."""
     names, single = argument_names(program, argnums)
     scalar = name != "jacobian"
-    request = Request(program, names, single, mode, cost, has_aux, scalar)
+    with_value = name == "value_and_grad"
+    request = Request(program, names, single, mode, cost, has_aux, scalar, with_value)
 
     def fun(*args: Any, **kwargs: Any) -> Any:
         (y, aux), d = request.run(args, kwargs)
@@ -88,13 +89,15 @@ def _derived(
             return pack(y, d)
         return ((y, aux), d) if name == "value_and_grad" else (pack(y, d), aux)
 
+    undecided = cost is not None and cost.client_memory is not None and not recompute
+
     def make() -> Program:
         fun.__name__ = f"{name}({program.name})"
         return Program(
             fun,
             dict(program.placements),
             program.executor,
-            recompute or program.recompute,
+            None if undecided else recompute or program.recompute,
             request.choice,
             program.signature,
         )
@@ -138,6 +141,7 @@ def vjp(program: Program, argnums: Argnums = 0, recompute: bool = False) -> Prog
     names, single = argument_names(program, argnums)
 
     def run(bound: dict[str, Any], cotangent: Any) -> Any:
+        Request(program, names, single, "reverse", None, False, False).trace(bound)  # y is checked
         floats = _Floats(program, bound, names)
         y, pull = jax.vjp(floats.call, floats.primals)
         _check_like(cotangent, y, "fg.vjp", "cotangent", "the result")
@@ -185,7 +189,11 @@ def _extended(
     if any(p.kind not in (kind, inspect.Parameter.POSITIONAL_ONLY) for p in parameters):
         kind = inspect.Parameter.KEYWORD_ONLY
     default = None if optional else inspect.Parameter.empty
-    parameters.append(inspect.Parameter(extra, kind, default=default))
+    if extra in program.signature.parameters:
+        raise ArgumentError.here(f"fg.{name}: {program.name} has an argument called {extra!r}.")
+    rest = [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
+    parameters = [p for p in parameters if p not in rest]
+    parameters += [inspect.Parameter(extra, kind, default=default), *rest]
     signature = inspect.Signature(parameters)
 
     def fun(*args: Any, **kwargs: Any) -> Any:

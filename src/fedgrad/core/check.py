@@ -20,7 +20,7 @@ from fedgrad.core.misuse import (
     refuse_mix,
     refuse_sum,
 )
-from fedgrad.core.placement import ANYWHERE, SERVER, is_client
+from fedgrad.core.placement import ANYWHERE, OUTER, SERVER, is_client
 from fedgrad.core.primitives import (
     CALLS,
     CUSTOM_DERIVATIVES,
@@ -39,8 +39,8 @@ from fedgrad.core.primitives import (
     where,
 )
 
-# A captured array of more scalars than this is data of the server, not a constant of the program:
-# client code that used it would make every client download it, unseen.
+# Captured arrays of more scalars than this, together, are data of the server, not constants of the
+# program: client code that used them would make every client download them, unseen.
 CAPTURE_LIMIT = 1024
 CAPTURED = "a captured array"
 
@@ -79,6 +79,7 @@ class _Reader:
         self.made: dict[Any, tuple[Value, ...]] = {}
         self.literals: dict[Any, Value] = {}
         self.opened: list[str] = []
+        self.hidden = 0  # scalars captured so far that no message shows
 
     def run(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value], source: Any) -> list[Value]:
         """Read a jaxpr in place; `source` overrides where its equations come from."""
@@ -106,7 +107,10 @@ class _Reader:
         if key not in self.literals:
             of_server = self.of_server(aval, constant)
             at = SERVER if of_server else ANYWHERE
+            if self.nested and isinstance(constant, jax.core.Tracer):
+                at = OUTER
             name = f"{CAPTURED} of shape {aval.shape}" if of_server else ""
+            self.hidden += 0 if of_server else aval.size
             self.literals[key] = Value(aval, at, origin=name, constant=constant)
         return self.literals[key]
 
@@ -116,7 +120,7 @@ class _Reader:
 
     def of_server(self, aval: Any, constant: Any) -> bool:
         traced = isinstance(constant, jax.core.Tracer)
-        return not self.nested and (traced or aval.size > CAPTURE_LIMIT)
+        return not self.nested and (traced or self.hidden + aval.size > CAPTURE_LIMIT)
 
     # --- one equation ---------------------------------------------------------------------
 
@@ -132,7 +136,7 @@ class _Reader:
                 "fg.broadcast can; everything else sees one client."
             )
         speaks = communicates(eqn.params)
-        mixed = len({v.at for v in inputs} - {ANYWHERE}) > 1
+        mixed = len({v.at for v in inputs} - {ANYWHERE, OUTER}) > 1
         if speaks or ((mixed or self.captures(eqn.params)) and inner_jaxprs(eqn.params)):
             if primitive in CALLS and not (self.keep_custom and primitive in CUSTOM_DERIVATIVES):
                 # jnp's own jitted functions are traced once for all callers: show the call's line.
@@ -219,11 +223,12 @@ class _Reader:
         """The one placement of these inputs."""
         placed: dict[str, Value] = {}
         for v in inputs:
-            if v.at != ANYWHERE:
+            if v.at not in (ANYWHERE, OUTER):
                 placed.setdefault(v.at, v)
         if len(placed) > 1:
             refuse_mix(placed, operation, self.where(source))
-        return next(iter(placed), ANYWHERE)
+        unplaced = OUTER if any(v.at == OUTER for v in inputs) else ANYWHERE
+        return next(iter(placed), unplaced)
 
     # --- control flow that communicates ---------------------------------------------------
 
@@ -300,7 +305,9 @@ class _Reader:
         carry = [Value(v.aval, place, v.origin) for place, v in zip(at, init, strict=True)]
         cond_graph = self.body(cond, [_inner(v) for v in consts[:n_cond]] + carry, source)
         refuse_client_predicate(cond_graph.outputs[0], "while_loop", self.where(source))
-        return [cond_graph, body_graph], at
+        # How often it ran is the server's knowledge, so what counted along is at the server.
+        decided = cond_graph.outputs[0].at != ANYWHERE
+        return [cond_graph, body_graph], [SERVER if decided and p == ANYWHERE else p for p in at]
 
     def cond(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
         graphs = [
@@ -352,7 +359,8 @@ def _indices_inside(params: dict[str, Any]) -> list[str]:
 
 
 def _is_one(x: Value) -> bool:
-    return x.constant is not None and x.aval.shape == () and bool(x.constant == 1)
+    known = x.constant is not None and not isinstance(x.constant, jax.core.Tracer)
+    return known and x.aval.shape == () and bool(x.constant == 1)
 
 
 def _known(v: Value, is_const: bool) -> Any:

@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from fedgrad.core.errors import PlacementError
 from fedgrad.core.graph import Value
-from fedgrad.core.placement import ANYWHERE, SERVER, is_client
+from fedgrad.core.placement import ANYWHERE, OUTER, SERVER, is_client
 from fedgrad.core.primitives import where
 
 
@@ -37,9 +37,9 @@ def refuse_sum(x: Value, placement: str, line: str) -> NoReturn:
 
 
 def join_carry(before: str, after: str, place: str) -> str:
-    if before in (ANYWHERE, after):
+    if before in (ANYWHERE, OUTER, after):
         return after
-    if after == ANYWHERE:
+    if after in (ANYWHERE, OUTER):
         return before
     raise PlacementError(
         f"{place}: a value carried around this loop (or returned by this cond) is at "

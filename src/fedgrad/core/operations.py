@@ -103,6 +103,9 @@ def _summable(leaf: Any) -> jax.Array:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raise ArgumentError.here("fg.sum: PRNG keys cannot be summed. Sum what you drew with them.")
     if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.bool_:
+        signed = not jnp.issubdtype(leaf.dtype, jnp.unsignedinteger)
+        if leaf.dtype == jnp.bool_ or jnp.iinfo(leaf.dtype).bits < 32:
+            leaf = leaf.astype(jnp.int32 if signed else jnp.uint32)
         return leaf.astype(jax.eval_shape(jnp.sum, leaf).dtype)
     return leaf
 

@@ -17,7 +17,7 @@ class Placement:
                 f"A placement is named by an identifier, got {self.name!r}. "
                 'Write for example fg.Placement("eval").'
             )
-        if self.name in ("server", "anywhere"):
+        if self.name in ("server", "anywhere", "outer"):
             raise ArgumentError.here(
                 f"{self.name!r} is not a client placement. Choose another name."
             )
@@ -32,7 +32,9 @@ CLIENTS = Placement("clients")
 # depends on nothing (a constant) is ANYWHERE: every side can make it for itself, at no cost.
 SERVER = "server"
 ANYWHERE = "anywhere"
+# What a program inside of another one captures from it: where that is, the outer program knows.
+OUTER = "outer"
 
 
 def is_client(at: str) -> bool:
-    return at not in (SERVER, ANYWHERE)
+    return at not in (SERVER, ANYWHERE, OUTER)

@@ -93,6 +93,15 @@ def inner_jaxprs(params: dict[str, Any]) -> list[Jaxpr]:
     return list(jaxprs_in_params(params))
 
 
+def primitives_inside(params: dict[str, Any]) -> set[Primitive]:
+    found: set[Primitive] = set()
+    for jaxpr in inner_jaxprs(params):
+        for eqn in jaxpr.eqns:
+            found.add(eqn.primitive)
+            found |= primitives_inside(eqn.params)
+    return found
+
+
 def inner_constants(params: dict[str, Any]) -> list[Any]:
     """Arrays that the jaxprs inside of an equation have captured."""
     found: list[Any] = []

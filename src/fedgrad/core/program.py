@@ -32,7 +32,8 @@ class Program:
     fun: Callable[..., Any]
     placements: dict[str, Placement]
     executor: Executor | None = None
-    recompute: bool = False  # clients compute again what they would have to remember
+    # Clients compute again what they would have to remember; None: `choice` decides.
+    recompute: bool | None = False
     choice: Callable[[dict[str, Any]], Any] | None = None  # how a derivative is taken
     signature: inspect.Signature = dataclasses.field(repr=False, default=None)  # type: ignore[assignment]
     # What has been made of the program: shared by copies, so that `.on(...)` compiles only once.
@@ -88,7 +89,7 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if inside():
             self._require_placements()
-            return self.fun(*args, **kwargs)
+            return self.call(self.bind(args, kwargs))
         executor = self.executor or default_executor()
         return self._compiled(executor)(self.bind(args, kwargs))
 
@@ -116,7 +117,12 @@ def program(fun: Callable[..., Any] | None = None, /, **placements: Placement) -
     if fun is not None and not callable(fun):
         raise ArgumentError.here(f"@fg.program decorates a function, got {fun!r}.")
     if fun is None:
-        return lambda fun: Program(fun, dict(placements))
+        return lambda fun: program(fun, **placements)
+    if next(iter(inspect.signature(fun).parameters), "") == "self":
+        raise ArgumentError.here(
+            f"{fun.__name__}: a method cannot be a program, because self is not data. Decorate a "
+            "function inside of the method, which can use self."
+        )
     return Program(fun, dict(placements))
 
 

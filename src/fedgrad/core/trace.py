@@ -47,7 +47,14 @@ def trace(program: Program, arguments: Arguments, nested: bool = False) -> Trace
         program.client_placements,
         *structs,
     )
-    return Traced(check(jaxpr, arguments.values, nested), jax.tree.structure(shape))
+    graph = check(jaxpr, arguments.values, nested)
+    for value in graph.outputs:
+        if value.shared:
+            raise ArgumentError.here(
+                f"{program.name} returns {value.origin}, the store of examples itself. Return what "
+                "it computes of them, for example data.count."
+            )
+    return Traced(graph, jax.tree.structure(shape))
 
 
 def read_arguments(program: Program, arguments: dict[str, Any]) -> Arguments:
@@ -60,6 +67,13 @@ def read_arguments(program: Program, arguments: dict[str, Any]) -> Arguments:
     sizes: dict[str, Any] = {}
     for name, argument in arguments.items():
         placement = program.placements.get(name)
+        if placement is None and any(
+            map(_is_clients, jax.tree.leaves(argument, is_leaf=_is_clients))
+        ):
+            raise CohortError.here(
+                f"{program.name}: argument {name!r} is at the server, but got clients. Name it: "
+                f"@fg.program({name}=fg.CLIENTS)."
+            )
         if placement is not None:
             cohorts = _check_client_argument(program, name, argument, placement)
             for cohort in cohorts:

@@ -134,7 +134,7 @@ def _in_chunks(
     steps = -(-n // chunk)
     # A few roundings are harmless; many need to be made up for.
     add = _add_exactly if steps > 64 else _add
-    zero = [jnp.zeros(s.shape, _wide(s.dtype)) for s in clients.sums]
+    zero = [jnp.zeros(s.shape, wide(s.dtype)) for s in clients.sums]
     carry, kept = jax.lax.scan(step, [(z, z) for z in zero], jnp.arange(steps))
     totals = [_narrow(s + c, like) for (s, c), like in zip(carry, clients.sums, strict=True)]
     return totals, [_joined(k, n, chunk) for k in kept]
@@ -165,13 +165,15 @@ def _for_all(one: OneClient, n: int) -> Callable[..., tuple[list[Array], list[Ar
 # --- accurate sums ----------------------------------------------------------------------------
 
 
-def _wide(dtype: Any) -> Any:
-    return jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype
+def wide(dtype: Any) -> Any:
+    """The dtype in which a sum is accumulated: nothing narrower than float32."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return jnp.float32 if narrow else dtype
 
 
 def _total(x: Array) -> Array:
     """Sum over the first axis in groups, so that the rounding error grows with log n and not n."""
-    x = x.astype(_wide(x.dtype))
+    x = x.astype(wide(x.dtype))
     while x.shape[0] > 64:
         full = x.shape[0] // 16 * 16
         grouped = x[:full].reshape(-1, 16, *x.shape[1:]).sum(1, dtype=x.dtype)

@@ -15,6 +15,7 @@ from fedgrad.core.graph import Value, read
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import read_arguments
+from fedgrad.executors.clients import wide
 from fedgrad.executors.rewrite import evaluate
 from fedgrad.executors.walk import Env, Walk
 from fedgrad.plan.plan import make_plan
@@ -103,7 +104,13 @@ class _OneByOne(Walk):
             rows.append(out[n_carry:])
         if params["reverse"]:
             rows.reverse()
+        if not rows:  # the shapes are known, the rows are none
+            return [*carry, *map(self.nothing, loop.equation.outputs[n_carry:])]
         return [*carry, *[_stack_rows(column) for column in zip(*rows, strict=True)]]
+
+    def nothing(self, value: Value) -> Any:
+        empty = jnp.zeros(value.aval.shape, value.aval.dtype)
+        return self.at_clients(empty, value.at) if is_client(value.at) else empty
 
     def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
         n_cond, n_body = (loop.equation.params[k] for k in ("cond_nconsts", "body_nconsts"))
@@ -122,8 +129,7 @@ class _OneByOne(Walk):
 
 def _sum(column: Any) -> Any:
     dtype = jnp.result_type(column[0])
-    wide = jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype
-    return reduce(lambda a, b: a + b, [jnp.asarray(x, wide) for x in column]).astype(dtype)
+    return reduce(lambda a, b: a + b, [jnp.asarray(x, wide(dtype)) for x in column]).astype(dtype)
 
 
 def _stack(column: Any) -> Any:

@@ -20,8 +20,8 @@ from fedgrad.core.primitives import (
     at_source,
     bind,
     closed,
-    inner_jaxprs,
     jax_primitives,
+    primitives_inside,
 )
 
 Rule = Callable[[dict[str, Any], Sequence[Any]], list[Any] | None]
@@ -53,7 +53,7 @@ def apply(
         outputs = rules[primitive](params, inputs)
         if outputs is not None:
             return outputs
-    if not _primitives_inside(params) & rules.keys():
+    if not primitives_inside(params) & rules.keys():
         return bind(primitive, params, inputs)
     return _rebuild(primitive, params, list(inputs), rules)
 
@@ -123,12 +123,3 @@ def _while(params: dict[str, Any], inputs: list[Any], rules: Rules) -> list[Any]
             inputs[n + m :],
         )
     )
-
-
-def _primitives_inside(params: dict[str, Any]) -> set[Primitive]:
-    found: set[Primitive] = set()
-    for jaxpr in inner_jaxprs(params):
-        for eqn in jaxpr.eqns:
-            found.add(eqn.primitive)
-            found |= _primitives_inside(eqn.params)
-    return found

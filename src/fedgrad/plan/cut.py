@@ -13,7 +13,7 @@ reads only the client's own arguments, what it was sent in this round, and what 
 from collections.abc import Sequence
 
 from fedgrad.core.graph import Equation, Graph, Value, needed
-from fedgrad.core.placement import ANYWHERE, is_client
+from fedgrad.core.placement import ANYWHERE, SERVER, is_client
 from fedgrad.core.primitives import broadcast_p, jax_primitives, sum_p
 from fedgrad.plan.stages import Exchange, Loop, Stage, Step, Steps
 
@@ -167,7 +167,7 @@ def _levels(equations: Sequence[Equation], waits: dict[str, int]) -> dict[Value,
             elif equation.primitive is sum_p:
                 levels[v] = before or waits.get(equation.params["placement"], 1)
             elif equation.bodies:  # a client reads what a loop left only in the next step
-                levels[v] = before + (2 if is_client(v.at) else 1)
+                levels[v] = before + (1 if v.at == SERVER else 2)
             else:
                 levels[v] = before
     return levels
@@ -187,14 +187,14 @@ def _with_kept(steps: Sequence[Step], graph: Graph) -> list[Step]:
     for i, step in enumerate(steps):
         readers = [v for x in step.exchanges for v in x.own]
         readers += [v for loop in step.loops for v in loop.equation.inputs]
-        for v in readers:
+        for v in filter(lambda v: is_client(v.at), readers):  # a constant is made again
             if v in made and made[v] < i:
                 kept.setdefault(made[v], {})[v] = None
         for x in step.exchanges:
             for v in [r for _, r in x.down] + [v for e in x.stage.equations for v in e.outputs]:
                 made.setdefault(v, i)
     for v in graph.outputs:
-        if v in made:
+        if is_client(v.at) and v in made:
             kept.setdefault(made[v], {})[v] = None
     result = []
     for i, step in enumerate(steps):

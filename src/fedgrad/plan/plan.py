@@ -90,6 +90,11 @@ class Plan:
 
         return tuple(placement for placement in self.clients if addressed(placement) > 1)
 
+    def asked(self, placement: str) -> float:
+        """In how many rounds clients of a placement are sent something (inf: the data decide). A
+        sum of their own data, such as a count, they can send whenever they first report."""
+        return total(self.steps, lambda x: x.placement == placement and bool(x.down), math.inf)
+
     @property
     def client_memory(self) -> dict[str, int]:
         """Bytes that a client must keep between rounds, at most, by placement."""
@@ -135,8 +140,9 @@ def make_plan(program: Program, arguments: Arguments, recompute: bool = False) -
     if program.choice is not None:
         one_client = arguments.rebuild([struct(v) for v in arguments.values])
         choice = functools.partial(program.choice, one_client)
-        recompute = recompute or choice().recompute
-    steps = cut(traced.graph, recompute or program.recompute)
+        if program.recompute is None:
+            recompute = recompute or choice().recompute
+    steps = cut(traced.graph, recompute or bool(program.recompute))
     opened = traced.graph.opened
     return Plan(program.name, steps, arguments.clients, traced.outputs, choice, opened)
 
