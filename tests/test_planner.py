@@ -49,7 +49,7 @@ def traced(program, args, wrt=0):
         arguments.values,
         program.client_placements,
         range(first, first + sizes[wrt]),
-        range,
+        lambda count: (range(count), range(count)),
     )
 
 
@@ -215,7 +215,7 @@ def round_then_loop(w, z):
 
 @pytest.mark.parametrize(
     "rules",
-    [rules for rules in rule_vectors(traced(round_then_loop, (X, Z)))],
+    rule_vectors(traced(round_then_loop, (X, Z))),
     ids=" ".join,
 )
 def test_every_vector_of_rules_through_a_round_and_a_loop(rules):

@@ -56,8 +56,15 @@ class CostModel:
 
     @staticmethod
     def asked_more(plan: Plan, program: Plan) -> list[str]:
-        """Placements that a derivative asks more often than the program itself does."""
-        return [p for p in plan.clients if plan.asked(p) > max(program.asked(p), 1)]
+        """Placements that a derivative asks more often than the program itself does. Clients that
+        are asked repeatedly anyway may report a count of their own first."""
+
+        def more(p: str) -> bool:
+            if program.addressed(p) > 1:
+                return plan.asked(p) > program.asked(p)
+            return plan.addressed(p) > 1
+
+        return [p for p in plan.clients if more(p)]
 
     def allows(self, plan: Plan, program: Plan) -> bool:
         """May this derivative of `program` be run?"""

@@ -85,14 +85,14 @@ class Plan:
     def readdressed(self) -> tuple[str, ...]:
         """Placements whose clients must be addressed in more than one round."""
 
-        def addressed(placement: str) -> float:
-            return total(self.steps, lambda x: x.placement == placement and x.speaks, math.inf)
+        return tuple(p for p in self.clients if self.addressed(p) > 1)
 
-        return tuple(placement for placement in self.clients if addressed(placement) > 1)
+    def addressed(self, placement: str) -> float:
+        """In how many rounds clients of a placement take part (inf: the data decide)."""
+        return total(self.steps, lambda x: x.placement == placement and x.speaks, math.inf)
 
     def asked(self, placement: str) -> float:
-        """In how many rounds clients of a placement are sent something (inf: the data decide). A
-        sum of their own data, such as a count, they can send whenever they first report."""
+        """In how many of them they are sent something, not only asked for a count or the like."""
         return total(self.steps, lambda x: x.placement == placement and bool(x.down), math.inf)
 
     @property
