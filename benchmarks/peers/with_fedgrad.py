@@ -65,7 +65,10 @@ def _logistic(executor: fg.executors.Executor, clients: int, tuned: bool) -> Rou
         delta = fg.mean(jax.tree.map(jnp.subtract, trained, start))
         return jax.tree.map(jnp.add, weights, delta)
 
-    stacked = jax.device_put(stacked)
+    # As with DrJAX, the clients' data are dealt over the devices once, not in every round.
+    mesh = jax.make_mesh((jax.device_count(),), ("devices",), (jax.sharding.AxisType.Auto,))
+    clients_axis = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("devices"))
+    stacked = jax.device_put(stacked, clients_axis)
     return _rounds(fed_avg.on(executor), weights, lambda i: stacked, tuned, "logistic")
 
 

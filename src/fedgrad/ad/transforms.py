@@ -34,7 +34,8 @@ def grad(
     `argnums`: which arguments, by position or name. `mode`: "forward", "reverse", "mixed", or
     "auto" for the cheapest mix of them by `cost`. `has_aux`: the program returns (y, aux), the
     gradient (dy, aux). `recompute`: in reverse mode, clients are sent again what they would
-    otherwise have to remember. Leaves that are not floating get None.
+    otherwise have to remember; it is a property of the program that is run, so inside of another
+    program that one's own counts. Leaves that are not floating get None.
     """
     options = (mode, cost, has_aux, recompute)
     return _derived("grad", program, argnums, *options, lambda y, d: d)

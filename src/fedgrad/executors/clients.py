@@ -25,7 +25,11 @@ class Work:
     to_derive: OneClient | None = None
 
 
-CACHE = 160 * 2**10  # bytes that a chunk of clients may touch, so that they stay near the core
+# Bytes that a chunk of clients may touch. A device of several has one core, to which its clients
+# should stay near. A single device uses all cores, but only on operations that are large enough.
+CACHE = 160 * 2**10
+LARGE = 64 * 2**20
+SMALL_CLIENT = 2**20  # above that, one client's operations are large enough by themselves
 RAGGED_BLOCK = 5  # clients of different sizes that run together wait for the longest of them
 
 
@@ -45,7 +49,8 @@ class Clients:
             return min(self.chunk, count)
         if jax.default_backend() != "cpu":
             return count  # an accelerator wants as much at once as there is
-        fits = max(1, CACHE // max(self.bytes, 1))
+        alone = len(self.choose_devices()) == 1 and self.bytes <= SMALL_CLIENT
+        fits = max(1, (LARGE if alone else CACHE) // max(self.bytes, 1))
         most = min(count, fits, RAGGED_BLOCK if self.ragged else count)
         # A chunk that divides the cohort needs no masks, and is nearly as good as the largest.
         return next((c for c in range(most, most // 2, -1) if count % c == 0), most)
