@@ -28,7 +28,7 @@ class Work:
 # Bytes that a chunk of clients may touch. A device of several has one core, to which its clients
 # should stay near. A single device uses all cores, but only on operations that are large enough.
 CACHE = 160 * 2**10
-LARGE = 64 * 2**20
+LARGE = 2 * 2**20
 SMALL_CLIENT = 2**20  # above that, one client's operations are large enough by themselves
 RAGGED_BLOCK = 5  # clients of different sizes that run together wait for the longest of them
 
