@@ -14,6 +14,7 @@ import numpy as np
 
 from fedgrad.ad.activity import depends, differentiable
 from fedgrad.ad.local import local_round
+from fedgrad.core.control import BODIES, rebuild
 from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import Equation, Value, read
 from fedgrad.core.primitives import (
@@ -131,10 +132,10 @@ def _local_exchange(exchange: Exchange, env: Env) -> None:
 def _loop(loop: Loop, env: Env, rule_of: RuleOf) -> None:
     equation = loop.equation
     inputs = [read(env, v) for v in equation.inputs]
-    rebuild = _REBUILD.get(equation.primitive)
     with at_source(equation.source):
-        if rebuild is not None and rule_of(loop) == "local":
-            outputs = rebuild(loop, inputs)
+        if equation.primitive in BODIES and rule_of(loop) == "local":
+            bodies = [_partial(_evaluate_body, body) for body in loop.bodies]
+            outputs = rebuild(equation.primitive, equation.params, inputs, bodies)
         elif loop.kind == "cond" and rule_of(loop) == "pull":
             outputs = _pulled_cond(loop, inputs)
         else:
@@ -142,8 +143,8 @@ def _loop(loop: Loop, env: Env, rule_of: RuleOf) -> None:
     env.update(zip(equation.outputs, outputs, strict=True))
 
 
-def _everywhere_local(_: Exchange | Loop) -> str:
-    return "local"
+def _evaluate_body(body: Steps, inputs: list[Any]) -> list[Any]:
+    return evaluate(body, inputs, lambda unit: "local")
 
 
 def _pulled_cond(loop: Loop, inputs: list[Any]) -> list[Any]:
@@ -189,46 +190,3 @@ def _pulled_cond(loop: Loop, inputs: list[Any]) -> list[Any]:
 
 def _zero(x: Any) -> Any:
     return np.zeros(jnp.shape(x), jax.dtypes.float0)
-
-
-def _scan(loop: Loop, inputs: list[Any]) -> list[Any]:
-    params = loop.equation.params
-    n, m = params["num_consts"], params["num_carry"]
-
-    def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        out = evaluate(loop.bodies[0], [*inputs[:n], *carry, *xs], _everywhere_local)
-        return out[:m], out[m:]
-
-    carry, ys = jax.lax.scan(
-        step,
-        inputs[n : n + m],
-        inputs[n + m :],
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry, *ys]
-
-
-def _while(loop: Loop, inputs: list[Any]) -> list[Any]:
-    n, m = (loop.equation.params[k] for k in ("cond_nconsts", "body_nconsts"))
-    cond, body = loop.bodies
-    return list(
-        jax.lax.while_loop(
-            lambda carry: evaluate(cond, [*inputs[:n], *carry], _everywhere_local)[0],
-            lambda carry: evaluate(body, [*inputs[n : n + m], *carry], _everywhere_local),
-            inputs[n + m :],
-        )
-    )
-
-
-def _cond(loop: Loop, inputs: list[Any]) -> list[Any]:
-    branches = [lambda *xs, b=body: evaluate(b, xs, _everywhere_local) for body in loop.bodies]
-    return list(jax.lax.switch(inputs[0], branches, *inputs[1:]))
-
-
-_REBUILD = {
-    jax_primitives.scan_p: _scan,
-    jax_primitives.while_p: _while,
-    jax_primitives.cond_p: _cond,
-}

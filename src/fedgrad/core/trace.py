@@ -39,7 +39,7 @@ def struct(value: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def trace(program: Program, arguments: Arguments, nested: bool = False) -> Traced:
+def trace(program: Program, arguments: Arguments) -> Traced:
     """Trace and check one client's view of the program."""
     structs = [struct(v) for v in arguments.values]
     jaxpr, shape = make_jaxpr(
@@ -47,7 +47,7 @@ def trace(program: Program, arguments: Arguments, nested: bool = False) -> Trace
         program.client_placements,
         *structs,
     )
-    graph = check(jaxpr, arguments.values, nested)
+    graph = check(jaxpr, arguments.values)
     for value in graph.outputs:
         if value.shared:
             raise ArgumentError.here(

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.control import rebuild
 from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.graph import Value, read
 from fedgrad.core.placement import is_client
@@ -144,37 +145,26 @@ class _Vectorised(Walk):
         env.update(zip(exchange.kept, kept, strict=True))
 
     def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        params, body = loop.equation.params, loop.bodies[0]
+        params = loop.equation.params
         n, m = params["num_consts"], params["num_carry"]
-        places = [v.at for v in loop.equation.outputs]
-        xs_at = [v.at for v in body.inputs[n + m :]]
+        xs_at = [v.at for v in loop.bodies[0].inputs[n + m :]]
         xs = [_time_first(x, at) for x, at in zip(inputs[n + m :], xs_at, strict=True)]
-
-        def step(carry: list[Any], now: list[Any]) -> tuple[list[Any], list[Any]]:
-            out = self.run(body, [*inputs[:n], *carry, *now], places)
-            return out[:m], out[m:]
-
-        carry, ys = jax.lax.scan(
-            step, inputs[n : n + m], xs, length=params["length"], reverse=params["reverse"]
-        )
-        return [*carry, *[_time_first(y, at) for y, at in zip(ys, places[m:], strict=True)]]
+        out = self._rebuild(loop, [*inputs[: n + m], *xs])
+        ys_at = [v.at for v in loop.equation.outputs[m:]]
+        return [*out[:m], *[_time_first(y, at) for y, at in zip(out[m:], ys_at, strict=True)]]
 
     def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        n, m = (loop.equation.params[k] for k in ("cond_nconsts", "body_nconsts"))
-        cond, body = loop.bodies
-        places = [v.at for v in loop.equation.outputs]
-        return list(
-            jax.lax.while_loop(
-                lambda carry: self.run(cond, [*inputs[:n], *carry])[0],
-                lambda carry: self.run(body, [*inputs[n : n + m], *carry], places),
-                inputs[n + m :],
-            )
-        )
+        return self._rebuild(loop, inputs)
 
     def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        return self._rebuild(loop, inputs)
+
+    def _rebuild(self, loop: Loop, inputs: list[Any]) -> list[Any]:
         places = [v.at for v in loop.equation.outputs]
-        branches = [lambda *xs, b=body: self.run(b, xs, places) for body in loop.bodies]
-        return list(jax.lax.switch(inputs[0], branches, *inputs[1:]))
+        bodies = [functools.partial(self.run, body, at=places) for body in loop.bodies]
+        if loop.kind == "while":  # its first body is the condition, which gives one server value
+            bodies[0] = functools.partial(self.run, loop.bodies[0])
+        return rebuild(loop.equation.primitive, loop.equation.params, inputs, bodies)
 
 
 def _time_first(x: Any, at: str) -> Any:

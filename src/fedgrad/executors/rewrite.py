@@ -8,8 +8,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-
+from fedgrad.core.control import BODIES, rebuild
 from fedgrad.core.graph import Equation, Value, read
 from fedgrad.core.primitives import (
     CALLS,
@@ -82,44 +81,11 @@ def _rebuild(
         return bind(primitive, params, inputs)  # its derivative is worth more than a faster body
     if primitive in CALLS:
         return run(closed(params[CALLS[primitive]]), inputs, rules)
-    if primitive is jax_primitives.scan_p:
-        return _scan(params, inputs, rules)
-    if primitive is jax_primitives.while_p:
-        return _while(params, inputs, rules)
-    if primitive is jax_primitives.cond_p:
-        branches = [
-            lambda *xs, b=branch: run(closed(b), xs, rules) for branch in params["branches"]
-        ]
-        return list(jax.lax.switch(inputs[0], branches, *inputs[1:]))
+    if primitive in BODIES:
+        bodies = [functools.partial(_run_body, closed(b), rules) for b in BODIES[primitive](params)]
+        return rebuild(primitive, params, inputs, bodies)
     return bind(primitive, params, inputs)
 
 
-def _scan(params: dict[str, Any], inputs: list[Any], rules: Rules) -> list[Any]:
-    n, m = params["num_consts"], params["num_carry"]
-    body, consts = closed(params["jaxpr"]), inputs[:n]
-
-    def step(carry: Any, xs: Any) -> Any:
-        out = run(body, [*consts, *carry, *xs], rules)
-        return out[:m], out[m:]
-
-    carry, ys = jax.lax.scan(
-        step,
-        inputs[n : n + m],
-        inputs[n + m :],
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry, *ys]
-
-
-def _while(params: dict[str, Any], inputs: list[Any], rules: Rules) -> list[Any]:
-    n, m = params["cond_nconsts"], params["body_nconsts"]
-    cond, body = closed(params["cond_jaxpr"]), closed(params["body_jaxpr"])
-    return list(
-        jax.lax.while_loop(
-            lambda carry: run(cond, [*inputs[:n], *carry], rules)[0],
-            lambda carry: run(body, [*inputs[n : n + m], *carry], rules),
-            inputs[n + m :],
-        )
-    )
+def _run_body(jaxpr: ClosedJaxpr, rules: Rules, inputs: list[Any]) -> list[Any]:
+    return run(jaxpr, inputs, rules)
