@@ -4,6 +4,28 @@ from fedgrad import executors
 from fedgrad.ad.explain import explain
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.transforms import grad, jacobian, jvp, value_and_grad, vjp
+from fedgrad.algorithms import hyper
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.fed_opt import fed_opt
+from fedgrad.algorithms.optimizer import Optimizer, optimizer
+from fedgrad.algorithms.self_tuning import self_tuning
+from fedgrad.algorithms.side_by_side import side_by_side
+from fedgrad.algorithms.variants import (
+    fed_adagrad,
+    fed_adam,
+    fed_avg,
+    fed_avgm,
+    fed_dog,
+    fed_exp,
+    fed_hyper,
+    fed_hypergradient,
+    fed_mechanic,
+    fed_prodigy,
+    fed_prox,
+    fed_sgd,
+    fed_yogi,
+    per_fed_avg,
+)
 from fedgrad.core.cohort import Cohort, Population, cohort, population
 from fedgrad.core.errors import (
     ArgumentError,

@@ -91,7 +91,9 @@ def population(clients: Sequence[Any]) -> Population:
 
     def stored(*leaves: Any) -> jax.Array:
         first = np.asarray(leaves[0])
-        spare = np.zeros((capacity, *first.shape[1:]), first.dtype)
+        # What is read past the end is masked, but should be an example all the same: a loss may
+        # be infinite on zeros, and zero times infinity is not zero.
+        spare = np.broadcast_to(first[:1], (capacity, *first.shape[1:]))
         return _everywhere(np.concatenate([*map(np.asarray, leaves), spare]))
 
     return Population(

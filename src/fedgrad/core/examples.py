@@ -25,6 +25,14 @@ class Examples:
     count: jax.Array
     capacity: int = field(metadata={"static": True})
 
+    @classmethod
+    def of(cls, arrays: Any) -> "Examples":
+        """A client's own arrays (leaves with one row per example) as examples."""
+        count = jax.tree.leaves(arrays)[0].shape[0]
+        # The spare rows that `batch` may read past the end.
+        store = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), arrays)
+        return cls(store, jnp.int32(0), jnp.int32(count), count)
+
     def take(self, indices: jax.Array) -> Any:
         """The examples at these indices; an index past the end gives the last example."""
         rows = self.offset + jnp.clip(indices, 0, self.count - 1)
@@ -55,11 +63,13 @@ class Examples:
         batch_size: int,
         epochs: int = 1,
         key: jax.Array | None = None,
+        steps: int | None = None,
     ) -> Carry:
         """`carry = step(carry, batch, mask)` over this client's batches, in data order or shuffled.
 
-        A client with 53 examples and batches of 10 does 6 steps, the last with a mask of 3. The
-        loop can be differentiated in every mode; where nothing is pulled back through it, the
+        A client with 53 examples and batches of 10 does 6 steps, the last with a mask of 3. With
+        `steps`, every client does so many, beginning again where its batches end (shuffled once).
+        The loop can be differentiated in every mode; where nothing is pulled back through it, the
         executor ends it after this client's last batch instead of the largest client's.
         """
         batches = -(-self.count // batch_size)
@@ -69,12 +79,14 @@ class Examples:
             epoch, start = i // batches, i % batches * batch_size
             if key is None:
                 return self.batch(start, batch_size)
-            order = orders[epoch] if epochs > 1 else orders[0]
+            order = orders[epoch] if epochs > 1 and steps is None else orders[0]
             index = jnp.take(order, start + jnp.arange(batch_size), mode="clip")
             return self.take(index), start + jnp.arange(batch_size) < self.count
 
         if key is not None:
-            orders = jax.vmap(self.shuffled)(jax.random.split(key, epochs))
+            orders = jax.vmap(self.shuffled)(jax.random.split(key, epochs if steps is None else 1))
+        if steps is not None:
+            return jax.lax.fori_loop(0, steps, lambda i, c: step(c, *take(i)), carry)
         return repeat(lambda i, c: step(c, *take(i)), carry, batches * epochs, most * epochs)
 
 

@@ -1,0 +1,1 @@
+"""Federated algorithms: pairs of pure functions, `init` and `round`."""

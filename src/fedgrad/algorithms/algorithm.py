@@ -1,0 +1,37 @@
+"""What an algorithm is: two pure functions, and hyperparameters that are passed, never captured."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from fedgrad.core.cohort import Population
+from fedgrad.core.program import Program
+
+
+class Init(Protocol):
+    """The first state, from a model; `hyper=None` means the algorithm's own hyperparameters."""
+
+    def __call__(self, params: Any, hyper: Any = None) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated training algorithm.
+
+        state = algorithm.init(params)
+        state, metrics = algorithm.round(state, algorithm.hyper, cohort, key)
+
+    `round` is a `fg.Program`, so it can be planned, drawn, differentiated and run anywhere. Every
+    state has the model as `state.params`. `hyper` is a nested dict of numbers, the defaults.
+    """
+
+    init: Init
+    round: Program
+    hyper: Any
+    # (params, batch) -> one loss per example; what is minimised.
+    loss: Callable[..., Any]
+    # Further cohorts that `round` takes, by argument; None: from the population that is trained on.
+    cohorts: Mapping[str, Population | None] = field(
+        default_factory=lambda: MappingProxyType({}), hash=False
+    )

@@ -1,0 +1,111 @@
+"""FedOpt: clients train, the server applies the mean of how far they went as a gradient.
+
+It is the one implementation; the named algorithms (variants.py) are each only their difference.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.local_training import Gradient, Training, local_training, plain_gradient
+from fedgrad.algorithms.objective import Loss
+from fedgrad.algorithms.optimizer import apply, as_optimizer
+from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.core.examples import Examples
+from fedgrad.core.operations import broadcast, client_key, mean
+from fedgrad.core.placement import CLIENTS
+from fedgrad.core.program import program
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ServerState:
+    """What the server keeps between rounds."""
+
+    params: Any
+    optimizer: Any
+
+
+# How much a client counts, from its number of examples and the hyperparameters. None: all alike.
+WEIGHTINGS: dict[str, Callable[[jax.Array, Any], Any]] = {
+    "examples": lambda count, hyper: count,
+    "uniform": lambda count, hyper: None,
+    "power": lambda count, hyper: jnp.exp(
+        hyper["weight_exponent"] * jnp.log(count.astype(jnp.result_type(float)))
+    ),
+}
+
+
+def fed_opt(
+    loss: Loss,
+    *,
+    server: Any,
+    client: Any,
+    batch_size: int = 20,
+    epochs: int = 1,
+    steps: int | None = None,
+    shuffle: bool = True,
+    weighting: str = "examples",
+    gradient: Callable[[Loss], Gradient] = plain_gradient,
+    hyper: dict[str, Any] | None = None,
+    training: Training | None = None,
+    measure: Callable[[Any], dict[str, jax.Array]] | None = None,
+) -> Algorithm:
+    """Algorithm 1 of the paper, for any model, loss and pair of optax optimizers.
+
+    `loss(params, batch)` gives one loss per example (or one number, then it is called with one
+    example at a time); with a third argument `key` it may be random. `server` and `client`:
+    `fg.optimizer(optax.sgd, learning_rate=0.1)`, whose floats are hyperparameters, or a plain optax
+    optimizer. `epochs` over a client's examples, or a number of `steps`; `shuffle` by the round's
+    key. `weighting`: clients count by their `"examples"`, all alike (`"uniform"`), or as their
+    number of examples to the power of the hyperparameter `weight_exponent` (`"power"`).
+
+    What variants change: the `gradient` of a local step, further hyperparameters (`hyper`), all of
+    a client's `training`, and what to `measure` of each client's update, whose mean is given to
+    the server's optimizer by name.
+    """
+    if weighting not in WEIGHTINGS:
+        raise ArgumentError.here(
+            f"There is no weighting {weighting!r}." + nearest(weighting, list(WEIGHTINGS))
+        )
+    ours, theirs = as_optimizer(server, "server"), as_optimizer(client, "client")
+    train = training or local_training(loss, theirs, batch_size, epochs, steps, shuffle, gradient)
+    power = {"weight_exponent": 1.0} if weighting == "power" else {}
+    defaults = {"server": dict(ours.hyper), "client": dict(theirs.hyper), **power, **(hyper or {})}
+
+    def init(params: Any, hyper: Any = None) -> ServerState:
+        params = jax.tree.map(_trainable, params)
+        made = ours.build((defaults if hyper is None else hyper)["server"])
+        return ServerState(params, made.init(params))
+
+    @program(cohort=CLIENTS)
+    def round(state: ServerState, hyper: Any, cohort: Any, key: jax.Array) -> Any:
+        examples = cohort if isinstance(cohort, Examples) else Examples.of(cohort)
+        theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
+        update, value = train(broadcast(state.params), examples, theirs, client_key(key))
+        sent = {"update": update, "loss": value, "measured": measure(update) if measure else {}}
+        got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
+        made = ours.build(hyper["server"])
+        params, kept = apply(made, got["update"], state.optimizer, state.params, **got["measured"])
+        return ServerState(params, kept), {"loss": got["loss"]}
+
+    return Algorithm(init, round, defaults, loss)
+
+
+def _trainable(leaf: Any) -> jax.Array:
+    try:
+        array = jnp.asarray(leaf)
+    except TypeError:
+        array = None
+    if array is None or not jnp.issubdtype(array.dtype, jnp.floating):
+        found = type(leaf).__name__ if array is None else array.dtype
+        raise ArgumentError.here(
+            f"Every leaf of the model must be a floating array to be trained, found {found}. Keep "
+            "the others out: eqx.partition(model, eqx.is_inexact_array) or nnx.split(model, "
+            "nnx.Param, ...)."
+        )
+    return array

@@ -1,0 +1,93 @@
+"""Losses: what a user writes, made exact on clients of any size."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.core.errors import ArgumentError
+from fedgrad.core.examples import Examples
+
+Loss = Callable[..., Any]  # (params, batch) or (params, batch, key) -> one loss per example
+
+
+def takes_key(loss: Loss) -> bool:
+    """Whether a loss is random (has an argument `key`), for example because of dropout."""
+    return "key" in inspect.signature(loss).parameters
+
+
+def per_example(loss: Loss, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
+    """One loss per example. A loss that gives one number is applied to one example at a time."""
+    rows = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(batch)}
+    size = rows.pop()
+    keyed = {"key": key} if takes_key(loss) else {}
+    shape = jax.eval_shape(loss, params, batch, **keyed).shape
+    if shape == (size,):
+        return loss(params, batch, **keyed)
+    if shape != ():
+        raise ArgumentError.here(
+            f"The loss {getattr(loss, '__name__', loss)!r} has shape {shape} on a batch of {size} "
+            f"examples. Return one number per example, shape ({size},), or one number."
+        )
+    one = jax.tree.map(lambda leaf: leaf[:, None], batch)
+    if key is None or not keyed:
+        return jax.vmap(lambda row: loss(params, row))(one)
+    return jax.vmap(lambda row, k: loss(params, row, key=k))(one, jax.random.split(key, size))
+
+
+def batch_loss(
+    loss: Loss, params: Any, batch: Any, mask: jax.Array, key: jax.Array | None = None
+) -> jax.Array:
+    """The mean loss of those examples of a batch that exist."""
+    losses = per_example(loss, params, batch, key)
+    return jnp.sum(jnp.where(mask, losses, 0)) / jnp.maximum(jnp.sum(mask), 1).astype(losses.dtype)
+
+
+def client_loss(loss: Loss, batch_size: int, params: Any, examples: Examples) -> jax.Array:
+    """The mean loss of a client, batch by batch; its derivative is by `params`.
+
+    The derivative is written down because then it is a loop of gradients, which ends with this
+    client's last batch and remembers nothing, instead of the gradient of a loop.
+    """
+    deterministic = functools.partial(loss, key=jax.random.key(0)) if takes_key(loss) else loss
+
+    def total(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
+        losses = per_example(deterministic, params, batch)
+        return jnp.sum(jnp.where(mask, losses, 0))
+
+    @jax.custom_jvp
+    def mean(params: Any, examples: Examples) -> jax.Array:
+        zero = jnp.zeros((), _dtype(params))
+        sums = examples.fold(lambda s, *at: s + total(params, *at), zero, batch_size)
+        return sums / examples.count.astype(zero.dtype)
+
+    @functools.partial(mean.defjvp, symbolic_zeros=True)
+    def _(primals: Any, tangents: Any) -> Any:
+        params, examples = primals
+
+        def step(carry: Any, batch: Any, mask: jax.Array) -> Any:
+            value = jax.value_and_grad(total)(params, batch, mask)
+            return jax.tree.map(jnp.add, carry, value)
+
+        zeros = jnp.zeros((), _dtype(params)), jax.tree.map(jnp.zeros_like, params)
+        sums, gradients = examples.fold(step, zeros, batch_size)
+        count = examples.count.astype(sums.dtype)
+        slope = jnp.zeros((), sums.dtype)
+        moves = jax.tree.leaves(tangents[0], is_leaf=_is_zero)
+        for g, t in zip(jax.tree.leaves(gradients), moves, strict=True):
+            if not _is_zero(t):
+                slope = slope + jnp.sum(g * t).astype(sums.dtype)
+        return sums / count, slope / count
+
+    return mean(params, examples)
+
+
+def _is_zero(x: Any) -> bool:
+    return isinstance(x, jax.custom_derivatives.SymbolicZero)
+
+
+def _dtype(params: Any) -> Any:
+    return jnp.result_type(jnp.float32, *jax.tree.leaves(params))

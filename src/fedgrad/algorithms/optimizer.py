@@ -1,0 +1,132 @@
+"""An optax optimizer whose hyperparameters stay arguments: `fg.optimizer(optax.sgd, ...)`."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedgrad.core.errors import ArgumentError, nearest
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How to make an optax optimizer, and the hyperparameters to make it with."""
+
+    make: Callable[..., optax.GradientTransformation]
+    hyper: Mapping[str, Any]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, hyper: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+        """The optimizer with these hyperparameters, which may be traced."""
+        rates = hyper.get("learning_rate")
+        if not isinstance(rates, Mapping):
+            return optax.with_extra_args_support(self.make(**self.fixed, **hyper))
+        made = self.make(**self.fixed, **{**hyper, "learning_rate": 1.0})
+        return optax.with_extra_args_support(optax.chain(made, _scale_by(rates)))
+
+
+def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: Any) -> Optimizer:
+    """`fg.optimizer(optax.sgd, learning_rate=1.0, momentum=0.9)`: the arguments that are floats
+    become hyperparameters, which can be changed or learned; the others stay as they are.
+
+    `learning_rate` may be a dict like the model's outer one, `{"dense": 0.1, "out": 1.0}`: a rate
+    for each layer.
+    """
+    known = inspect.signature(make).parameters
+    for name in arguments:
+        if name not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            raise ArgumentError.here(
+                f"{make.__name__} has no argument {name!r}." + nearest(name, list(known))
+            )
+    missing = [
+        name
+        for name, p in known.items()
+        if p.default is p.empty and name not in arguments and p.kind is not p.VAR_KEYWORD
+    ]
+    if missing:
+        raise ArgumentError.here(
+            f"{make.__name__} needs {missing[0]!r}: "
+            f"fg.optimizer(optax.{make.__name__}, {missing[0]}=...)."
+        )
+    if type(arguments.get("learning_rate")) is int:  # 1 is meant as 1.0
+        arguments["learning_rate"] = float(arguments["learning_rate"])
+    hyper = {name: value for name, value in arguments.items() if _is_float(value)}
+    fixed = {name: value for name, value in arguments.items() if name not in hyper}
+    made = Optimizer(make, hyper, fixed)
+    if isinstance(hyper.get("learning_rate"), Mapping):
+        _require_proportional(made)
+    return made
+
+
+def as_optimizer(found: Any, what: str) -> Optimizer:
+    """An optimizer of ours as it is; one of optax as one without hyperparameters."""
+    if isinstance(found, Optimizer):
+        return found
+    if isinstance(found, optax.GradientTransformation):
+        return Optimizer(lambda: found, {})
+    raise ArgumentError.here(
+        f"{what}= takes an optimizer, got {found!r}. Write {what}=optax.sgd(1.0), or "
+        f"{what}=fg.optimizer(optax.sgd, learning_rate=1.0) to be able to learn its learning rate."
+    )
+
+
+def apply(
+    made: optax.GradientTransformationExtraArgs,
+    gradient: Any,
+    state: Any,
+    params: Any,
+    **extra: Any,
+) -> tuple[Any, Any]:
+    """One step: (params, state), both of the dtypes that they had."""
+    updates, new = made.update(gradient, state, params, **extra)
+    params = optax.apply_updates(params, updates)
+    return params, jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, state)
+
+
+def _is_float(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(
+        isinstance(x, float | np.floating)
+        or (hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating))
+        for x in leaves
+    )
+
+
+def _scale_by(rates: Mapping[str, Any]) -> optax.GradientTransformation:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        def scaled(rate: Any, below: Any) -> Any:
+            return jax.tree.map(lambda u: rate * u, below)
+
+        return jax.tree.map(scaled, rates, updates), state
+
+    def init(params: Any) -> Any:
+        try:
+            jax.tree.map(lambda rate, below: None, rates, params)
+        except ValueError:
+            raise ArgumentError.here(
+                f"learning_rate={dict(rates)!r} does not fit the model: it needs one rate for each "
+                f"of its outer entries, {jax.tree.structure(params)}."
+            ) from None
+        return optax.EmptyState()
+
+    return optax.GradientTransformation(init, update)
+
+
+def _require_proportional(made: Optimizer) -> None:
+    """A rate for each layer is a factor on the update; make sure that it is one for this kind."""
+    x, gradient = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.7])
+
+    def update(rate: float) -> Any:
+        one = made.make(**made.fixed, **{**made.hyper, "learning_rate": rate})
+        return one.update(gradient, one.init(x), x)[0]
+
+    if not np.allclose(2 * update(1.0), update(2.0), rtol=1e-5):
+        raise ArgumentError.here(
+            f"The updates of {made.make.__name__} are not proportional to its learning rate, so it "
+            "cannot have one for each layer. Give one number."
+        )

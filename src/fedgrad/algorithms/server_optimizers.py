@@ -1,0 +1,112 @@
+"""Server optimizers that optax does not have, as optax transformations of the mean update.
+
+The "gradient" that they are given is how far clients went, start - end, so they subtract it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+# (v, squared update, b2) -> v: how the second moment is followed.
+SECOND_MOMENTS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "adagrad": lambda v, square, b2: v + square,
+    "adam": lambda v, square, b2: b2 * v + (1 - b2) * square,
+    "yogi": lambda v, square, b2: v - (1 - b2) * square * jnp.sign(v - square),
+}
+
+
+class AdaptiveState(NamedTuple):
+    first: Any
+    second: Any
+
+
+def adaptive(
+    learning_rate: Any, b1: Any, b2: Any, adaptivity: Any, second_moment: str
+) -> optax.GradientTransformation:
+    """Reddi et al. 2021, Algorithm 2: x -= lr m / (sqrt(v) + adaptivity), from v = adaptivity².
+
+    Unlike optax.adam and Keras there is no bias correction, and the small number is outside of the
+    root.
+    """
+    follow = SECOND_MOMENTS[second_moment]
+
+    def init(params: Any) -> AdaptiveState:
+        start = jax.tree.map(lambda p: jnp.full_like(p, adaptivity**2), params)
+        return AdaptiveState(jax.tree.map(jnp.zeros_like, params), start)
+
+    def update(updates: Any, state: AdaptiveState, params: Any = None) -> tuple[Any, AdaptiveState]:
+        first = jax.tree.map(lambda m, u: b1 * m + (1 - b1) * u, state.first, updates)
+        second = jax.tree.map(lambda v, u: follow(v, u**2, b2), state.second, updates)
+
+        def step(m: Any, v: Any) -> Any:
+            return -learning_rate * m / (jnp.sqrt(v) + adaptivity)
+
+        return jax.tree.map(step, first, second), AdaptiveState(first, second)
+
+    return optax.GradientTransformation(init, update)
+
+
+class FollowedState(NamedTuple):
+    rate: jax.Array
+    previous: Any
+
+
+def hypergradient_descent(
+    learning_rate: Any = 1.0, hyper_learning_rate: Any = 0.01
+) -> optax.GradientTransformation:
+    """Baydin et al. 2018 on pseudo-gradients: lr += κ <g_t, g_{t-1}>, then x -= lr g_t."""
+
+    def followed(state: FollowedState, product: jax.Array) -> jax.Array:
+        return state.rate + hyper_learning_rate * product
+
+    return _follow_product(learning_rate, followed)
+
+
+def fed_hyper_global(low: Any = -0.8, high: Any = 4.0) -> optax.GradientTransformation:
+    """FedHyper-G: a = clip(a + <d_{t-1}, d_t>, low, high), then x += (1 + a) d_t."""
+
+    def followed(state: FollowedState, product: jax.Array) -> jax.Array:
+        return 1 + jnp.clip(state.rate - 1 + product, low, high)
+
+    return _follow_product(1.0, followed)
+
+
+def fed_exp(epsilon: Any = 1e-3) -> optax.GradientTransformationExtraArgs:
+    """FedExP: lr = max(1, mean |Δ_i|² / (2 (|Δ|² + ε))), which needs each client's |Δ_i|²."""
+
+    def update(
+        updates: Any, state: Any, params: Any = None, *, squared_norm: jax.Array, **extra: Any
+    ) -> tuple[Any, Any]:
+        rate = jnp.maximum(1.0, squared_norm / (2 * (_dot(updates, updates) + epsilon)))
+        return jax.tree.map(lambda u: -rate * u, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def squared_norm(update: Any) -> dict[str, jax.Array]:
+    """What FedExP measures of each client."""
+    return {"squared_norm": _dot(update, update)}
+
+
+def _follow_product(
+    start: Any, followed: Callable[[FollowedState, jax.Array], jax.Array]
+) -> optax.GradientTransformation:
+    """A learning rate that follows the product of this update with the one before."""
+
+    def init(params: Any) -> FollowedState:
+        dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(params))
+        return FollowedState(jnp.asarray(start, dtype), jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates: Any, state: FollowedState, params: Any = None) -> tuple[Any, FollowedState]:
+        rate = followed(state, _dot(updates, state.previous))
+        return jax.tree.map(lambda u: -rate * u, updates), FollowedState(rate, updates)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _dot(a: Any, b: Any) -> jax.Array:
+    products = jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)
+    return sum(jax.tree.leaves(products), start=jnp.zeros(()))

@@ -1,0 +1,52 @@
+"""Many trials of one algorithm at once, on the same clients: vectorised over hyperparameters."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.core.errors import ArgumentError
+from fedgrad.core.program import Program
+
+
+def side_by_side(algorithm: Algorithm, hyper: Any = None) -> Algorithm:
+    """An algorithm that runs trials with different hyperparameters together.
+
+    Those leaves of `hyper` that differ are vectors with one entry for each trial, the others are
+    numbers. Then the state and the metrics have a leading axis over trials. All trials see the same
+    cohorts and keys, so they differ in nothing else. `fg.fit` runs it like any other algorithm.
+    """
+    stacked = algorithm.hyper if hyper is None else hyper
+
+    def init(params: Any, hyper: Any = None) -> Any:
+        hyper = stacked if hyper is None else hyper
+        n = _trials(hyper)
+        one = jax.vmap(lambda h: algorithm.init(params, h), in_axes=(_axes(hyper),), axis_size=n)
+        return one(hyper)
+
+    def round(state: Any, hyper: Any, *args: Any, **more: Any) -> Any:
+        each = jax.vmap(
+            lambda s, h: algorithm.round(s, h, *args, **more), in_axes=(0, _axes(hyper))
+        )
+        return each(state, hyper)
+
+    round.__name__ = f"side_by_side({algorithm.round.name})"
+    signature, placements = algorithm.round.signature, dict(algorithm.round.placements)
+    together = Program(round, placements, algorithm.round.executor, signature=signature)
+    return replace(algorithm, init=init, round=together, hyper=stacked)
+
+
+def _axes(hyper: Any) -> Any:
+    return jax.tree.map(lambda leaf: 0 if jnp.ndim(leaf) else None, hyper)
+
+
+def _trials(hyper: Any) -> int:
+    sizes = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(hyper) if jnp.ndim(leaf)}
+    if len(sizes) != 1:
+        raise ArgumentError.here(
+            f"Hyperparameters of trials side by side are vectors of one length, found lengths "
+            f"{sorted(sizes)}. Stack at least one of them: one entry for each trial."
+        )
+    return int(sizes.pop())
