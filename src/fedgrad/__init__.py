@@ -39,5 +39,9 @@ from fedgrad.core.operations import broadcast, client_key, mean, sum
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
 from fedgrad.plan.plan import Plan, plan
+from fedgrad.training.evaluation import evaluation
+from fedgrad.training.fit import Result, fit
+from fedgrad.training.search import log_uniform, random_search, successive_halving, uniform
+from fedgrad.training.stopping import early_stop, non_finite
 
 __version__ = "0.1.0"

@@ -108,4 +108,4 @@ def _trainable(leaf: Any) -> jax.Array:
             "the others out: eqx.partition(model, eqx.is_inexact_array) or nnx.split(model, "
             "nnx.Param, ...)."
         )
-    return array
+    return jnp.asarray(array, array.dtype)  # a Python number has no fixed dtype yet

@@ -24,7 +24,7 @@ def per_example(loss: Loss, params: Any, batch: Any, key: jax.Array | None = Non
     rows = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(batch)}
     size = rows.pop()
     keyed = {"key": key} if takes_key(loss) else {}
-    shape = jax.eval_shape(loss, params, batch, **keyed).shape
+    shape = getattr(jax.eval_shape(loss, params, batch, **keyed), "shape", "of a pytree")
     if shape == (size,):
         return loss(params, batch, **keyed)
     if shape != ():
@@ -46,35 +46,42 @@ def batch_loss(
     return jnp.sum(jnp.where(mask, losses, 0)) / jnp.maximum(jnp.sum(mask), 1).astype(losses.dtype)
 
 
-def client_loss(loss: Loss, batch_size: int, params: Any, examples: Examples) -> jax.Array:
+def client_loss(
+    loss: Loss, batch_size: int, params: Any, examples: Examples, key: jax.Array | None = None
+) -> jax.Array:
     """The mean loss of a client, batch by batch; its derivative is by `params`.
 
     The derivative is written down because then it is a loop of gradients, which ends with this
-    client's last batch and remembers nothing, instead of the gradient of a loop.
+    client's last batch and remembers nothing, instead of the gradient of a loop. A random loss gets
+    a new key for every batch, made of `key`; without one, the same ones each time.
     """
-    deterministic = functools.partial(loss, key=jax.random.key(0)) if takes_key(loss) else loss
 
-    def total(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
-        losses = per_example(deterministic, params, batch)
+    def total(params: Any, batch: Any, mask: jax.Array, key: jax.Array, i: jax.Array) -> jax.Array:
+        fresh = jax.random.fold_in(key, i) if takes_key(loss) else None
+        losses = per_example(loss, params, batch, fresh)
         return jnp.sum(jnp.where(mask, losses, 0))
 
+    def summed(fun: Callable[..., Any], like: Any, primals: Any) -> Any:
+        params, examples, key = primals
+
+        def step(carry: Any, batch: Any, mask: jax.Array) -> Any:
+            i, sums = carry
+            new = fun(params, batch, mask, key, i)
+            return i + 1, jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, new)
+
+        zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), _wide(x)), like)
+        return examples.fold(step, (jnp.int32(0), zeros), batch_size)[1]
+
     @jax.custom_jvp
-    def mean(params: Any, examples: Examples) -> jax.Array:
-        zero = jnp.zeros((), _dtype(params))
-        sums = examples.fold(lambda s, *at: s + total(params, *at), zero, batch_size)
-        return sums / examples.count.astype(zero.dtype)
+    def mean(params: Any, examples: Examples, key: jax.Array) -> jax.Array:
+        sums = summed(total, _zero(params), (params, examples, key))
+        return sums / examples.count.astype(sums.dtype)
 
     @functools.partial(mean.defjvp, symbolic_zeros=True)
     def _(primals: Any, tangents: Any) -> Any:
-        params, examples = primals
-
-        def step(carry: Any, batch: Any, mask: jax.Array) -> Any:
-            value = jax.value_and_grad(total)(params, batch, mask)
-            return jax.tree.map(jnp.add, carry, value)
-
-        zeros = jnp.zeros((), _dtype(params)), jax.tree.map(jnp.zeros_like, params)
-        sums, gradients = examples.fold(step, zeros, batch_size)
-        count = examples.count.astype(sums.dtype)
+        like = (_zero(primals[0]), primals[0])
+        sums, gradients = summed(jax.value_and_grad(total), like, primals)
+        count = primals[1].count.astype(sums.dtype)
         slope = jnp.zeros((), sums.dtype)
         moves = jax.tree.leaves(tangents[0], is_leaf=_is_zero)
         for g, t in zip(jax.tree.leaves(gradients), moves, strict=True):
@@ -82,12 +89,17 @@ def client_loss(loss: Loss, batch_size: int, params: Any, examples: Examples) ->
                 slope = slope + jnp.sum(g * t).astype(sums.dtype)
         return sums / count, slope / count
 
-    return mean(params, examples)
+    return mean(params, examples, jax.random.key(0) if key is None else key)
 
 
 def _is_zero(x: Any) -> bool:
     return isinstance(x, jax.custom_derivatives.SymbolicZero)
 
 
-def _dtype(params: Any) -> Any:
-    return jnp.result_type(jnp.float32, *jax.tree.leaves(params))
+def _wide(*arrays: Any) -> Any:
+    """What to add up many of them in: nothing narrower than float32."""
+    return jnp.result_type(jnp.float32, *arrays)
+
+
+def _zero(params: Any) -> jax.Array:
+    return jnp.zeros((), _wide(*jax.tree.leaves(params)))

@@ -53,8 +53,10 @@ def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: An
             f"{make.__name__} needs {missing[0]!r}: "
             f"fg.optimizer(optax.{make.__name__}, {missing[0]}=...)."
         )
-    if type(arguments.get("learning_rate")) is int:  # 1 is meant as 1.0
-        arguments["learning_rate"] = float(arguments["learning_rate"])
+    if "learning_rate" in arguments:  # 1 is meant as 1.0
+        arguments["learning_rate"] = jax.tree.map(
+            lambda rate: float(rate) if type(rate) is int else rate, arguments["learning_rate"]
+        )
     hyper = {name: value for name, value in arguments.items() if _is_float(value)}
     fixed = {name: value for name, value in arguments.items() if name not in hyper}
     made = Optimizer(make, hyper, fixed)
@@ -109,7 +111,7 @@ def _scale_by(rates: Mapping[str, Any]) -> optax.GradientTransformation:
             jax.tree.map(lambda rate, below: None, rates, params)
         except ValueError:
             raise ArgumentError.here(
-                f"learning_rate={dict(rates)!r} does not fit the model: it needs one rate for each "
+                f"The learning rates of {sorted(rates)} do not fit the model: it needs one for each "
                 f"of its outer entries, {jax.tree.structure(params)}."
             ) from None
         return optax.EmptyState()
@@ -123,7 +125,8 @@ def _require_proportional(made: Optimizer) -> None:
 
     def update(rate: float) -> Any:
         one = made.make(**made.fixed, **{**made.hyper, "learning_rate": rate})
-        return one.update(gradient, one.init(x), x)[0]
+        first, state = one.update(gradient, one.init(x), x)
+        return jnp.stack([first, one.update(gradient, state, x)[0]])
 
     if not np.allclose(2 * update(1.0), update(2.0), rtol=1e-5):
         raise ArgumentError.here(

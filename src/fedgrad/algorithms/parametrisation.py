@@ -12,7 +12,8 @@ from fedgrad.core.errors import ArgumentError, nearest
 
 Bounds = tuple[float, float]
 
-# By the last part of a hyperparameter's name; what is not here is unbounded.
+# By the part of a hyperparameter's name that is here (what follows it is a layer); others are
+# unbounded.
 DEFAULT_BOUNDS: dict[str, Bounds] = {
     "adaptation_rate": (0.0, math.inf),
     "adaptivity": (1e-8, math.inf),
@@ -40,9 +41,14 @@ def _logit(value: Any, bounds: Bounds) -> Any:
     return jnp.log(part) - jnp.log1p(-part)
 
 
+def _positive(value: Any) -> Any:
+    """Neither 0 nor infinite, from where no logarithm comes back."""
+    return jnp.clip(value, jnp.finfo(value.dtype).tiny, jnp.finfo(value.dtype).max)
+
+
 FORMS: dict[str, Form] = {
     "identity": Form(lambda raw, bounds: raw, lambda value, bounds: value),
-    "log": Form(lambda raw, bounds: jnp.exp(raw), lambda value, bounds: jnp.log(value)),
+    "log": Form(lambda raw, bounds: jnp.exp(raw), lambda value, bounds: jnp.log(_positive(value))),
     "logit": Form(
         lambda raw, bounds: bounds[0] + (bounds[1] - bounds[0]) * jax.nn.sigmoid(raw), _logit
     ),
@@ -92,7 +98,7 @@ def _learned(name: str, forms: str | Mapping[str, str], bounds: Mapping[str, Bou
             f"There is no parametrisation {form!r}." + nearest(form, list(FORMS))
         )
     parts = [p for p in name.split(".") if p in DEFAULT_BOUNDS]
-    low, high = bounds.get(name, DEFAULT_BOUNDS[parts[-1]] if parts else (-math.inf, math.inf))
+    low, high = bounds.get(name, DEFAULT_BOUNDS[parts[0]] if parts else (-math.inf, math.inf))
     if not low < high:
         raise ArgumentError.here(f"bounds of {name!r}: {low} is not below {high}.")
     if form == "log" and low < 0:

@@ -15,7 +15,7 @@ def limited(gradient: dict[str, Any], clip: float | None, normalise: bool) -> di
 
     def unit(g: jax.Array) -> jax.Array:
         norm = jnp.linalg.norm(g)
-        return jnp.where(norm > 0, g / jnp.where(norm > 0, norm, 1), 0)
+        return g / jnp.where(norm == 0, 1, norm)  # what is not finite stays so, to be refused
 
     if normalise:
         gradient = {name: unit(g) for name, g in gradient.items()}
@@ -26,21 +26,30 @@ def limited(gradient: dict[str, Any], clip: float | None, normalise: bool) -> di
     return gradient
 
 
-def guarded(old: Any, new: Any, wanted: dict[str, Learned]) -> tuple[Any, jax.Array]:
-    """The new state of self-tuning without what is not finite, and whether there was something."""
-    tuned = _finite(new.learned) & _finite(new.optimizer)
-    trained = _finite(new.inner)
+def guarded(
+    old: Any, new: Any, wanted: dict[str, Learned], gradient: dict[str, Any], good: jax.Array
+) -> tuple[Any, jax.Array]:
+    """The new state of self-tuning without what has run away, and whether something has.
+
+    `good` tells whether the loss is: that of the new model (serial) or of the old one (parallel,
+    which therefore keeps the model before that one to go back to).
+    """
+    # An infinite gradient would be projected onto a bound, which is finite.
+    tuned = _finite(new.learned) & _finite(new.optimizer) & _finite(gradient)
+    trained = _finite(new.inner) & good
     # The same hyperparameters would lead there again: halve them.
     back = {n: w.raw(w.value(old.learned[n]) / 2) for n, w in wanted.items()}
     kept = choose(tuned, new.learned, old.learned)
     forgotten = jax.tree.map(jnp.zeros_like, new.sensitivity)
     rejected = jnp.where(tuned & trained, 0, 1).astype(jnp.int32)
+    before = old.inner if old.fallback is None else choose(good, old.inner, old.fallback)
     state = replace(
         new,
-        inner=choose(trained, new.inner, old.inner),
+        inner=choose(trained, new.inner, before),
         learned=choose(trained, kept, back),
         optimizer=choose(tuned, new.optimizer, old.optimizer),
         sensitivity=choose(trained, new.sensitivity, forgotten),
+        fallback=None if old.fallback is None else before,
         rejected=old.rejected + rejected,
     )
     return state, rejected

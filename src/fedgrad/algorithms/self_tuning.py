@@ -43,6 +43,8 @@ class TunedState:
     learned: dict[str, jax.Array]  # by dotted name, in the form in which they are learned
     optimizer: Any
     sensitivity: Any  # parallel: the derivative of the model by `learned`
+    fallback: Any  # parallel and guarded: the last `inner` whose loss was seen to be good
+    first_loss: jax.Array
     rounds: jax.Array
     rejected: jax.Array  # how often the guard had to step in
 
@@ -64,7 +66,7 @@ def self_tuning(
     bounds: Mapping[str, Bounds] = {},
     clip: float | None = None,
     normalise: bool = False,
-    guard: bool = True,
+    guard: float | None = 1000.0,
     gradient_batch_size: int = 50,
 ) -> Algorithm:
     """The algorithm with some of its hyperparameters following their hypergradients.
@@ -75,9 +77,10 @@ def self_tuning(
     clients that train, or another population. `parametrisation`: "identity" (the paper's), "log" or
     "logit", for all or by name; `bounds` by name, otherwise those that go with the name (a learning
     rate is not negative, a momentum is below 1). `clip`: the largest norm of the hypergradients
-    together; `normalise`: each is divided by its own norm. `guard`: a round that makes the
-    model non-finite is undone and the learned values are halved, a hyperparameter step that is
-    not finite is left out; both are counted in `metrics["rejected"]`. `gradient_batch_size`:
+    together; `normalise`: each is divided by its own norm. `guard`: a round after which
+    the model is not finite, or its loss not finite or so many times that of the first round, is
+    undone and the learned values are halved; a hyperparameter step that is not finite is left out.
+    Both are counted in `metrics["rejected"]`; None is without a guard. `gradient_batch_size`:
     how many examples a client of the gradient cohort works on at a time.
     """
     optimizer = optax.sgd(0.01) if optimizer is None else optimizer
@@ -123,12 +126,15 @@ def self_tuning(
         def nothing(n: str) -> Any:
             """No derivative of the model by the hyperparameter n."""
             return jax.tree.map(
-                lambda leaf: jnp.zeros((*leaf.shape, *raw[n].shape), leaf.dtype), inner.params
+                lambda leaf: jnp.zeros((*leaf.shape, *raw[n].shape), jnp.result_type(leaf, raw[n])),
+                inner.params,
             )
 
         zero = jnp.int32(0)
         sensitivity = {n: nothing(n) for n in names} if schedule == "parallel" else None
-        return TunedState(inner, raw, optimizer.init(raw), sensitivity, zero, zero)
+        fallback = inner if guard is not None and schedule == "parallel" else None
+        first = jnp.float32(jnp.inf)
+        return TunedState(inner, raw, optimizer.init(raw), sensitivity, fallback, first, zero, zero)
 
     def follow(state: TunedState, outcome: Any) -> tuple[TunedState, dict[str, Any]]:
         """The next state, from what a round found out."""
@@ -144,12 +150,18 @@ def self_tuning(
             choose(ready, moved, state.learned),
             choose(ready, kept, state.optimizer),
             sensitivity,
+            state.fallback,
+            # A serial round sees the loss after training; the cohort's own is from the beginning.
+            jnp.where(
+                state.rounds == 0, metrics.get("loss", gradient_loss), state.first_loss
+            ).astype(jnp.float32),
             state.rounds + 1,
             state.rejected,
         )
         rejected = jnp.int32(0)
-        if guard:
-            new, rejected = guarded(state, new, wanted)
+        if guard is not None:
+            good = jnp.isfinite(gradient_loss) & ~(gradient_loss > guard * new.first_loss)
+            new, rejected = guarded(state, new, wanted, gradient, good)
         values = {n: wanted[n].value(state.learned[n]) for n in names}
         return new, {
             **metrics,
@@ -216,6 +228,10 @@ def _parallel(train: Any, loss: Program, at: Placement, mode: Mode, cost: CostMo
         chained = {n: _chain(gradient, state.sensitivity[n]) for n in state.learned}
         models, learned = jax.tree.structure(state.params), jax.tree.structure(state.learned)
         sensitivity = jax.tree.transpose(models, learned, sensitivity)
+        # A derivative has the dtype of the model or of what is learned, as its mode has it.
+        sensitivity = jax.tree.map(
+            lambda new, old: new.astype(old.dtype), sensitivity, state.sensitivity
+        )
         return inner, metrics, value, chained, sensitivity
 
     return step

@@ -153,7 +153,7 @@ def fed_sgd(
 
     def training(start: Any, examples: Examples, hyper: Any, key: jax.Array) -> Any:
         value, slope = jax.value_and_grad(
-            lambda params: client_loss(loss, batch_size, params, examples)
+            lambda params: client_loss(loss, batch_size, params, examples, key)
         )(start)
         return slope, value
 

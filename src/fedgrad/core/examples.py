@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.shuffle import permuted
+
 Carry = TypeVar("Carry")
 
 
@@ -50,11 +52,11 @@ class Examples:
         )
         return rows, mask
 
-    def shuffled(self, key: jax.Array) -> jax.Array:
-        """A random order of the indices 0 ... count - 1, followed by those that do not exist."""
-        index = jnp.arange(self.capacity)
-        random = jax.random.uniform(key, (self.capacity,))
-        return jnp.argsort(jnp.where(index < self.count, random, 2.0))
+    def shuffled(self, key: jax.Array, indices: jax.Array | None = None) -> jax.Array:
+        """These places (by default all) of a random order of the indices 0 ... count - 1, which is
+        followed by those that do not exist. Asking for a few places costs only a few."""
+        places = jnp.arange(self.capacity) if indices is None else indices
+        return jnp.where(places < self.count, permuted(key, self.count, places), places)
 
     def fold(
         self,
@@ -79,12 +81,10 @@ class Examples:
             epoch, start = i // batches, i % batches * batch_size
             if key is None:
                 return self.batch(start, batch_size)
-            order = orders[epoch] if epochs > 1 and steps is None else orders[0]
-            index = jnp.take(order, start + jnp.arange(batch_size), mode="clip")
-            return self.take(index), start + jnp.arange(batch_size) < self.count
+            now = key if epochs == 1 or steps is not None else jax.random.fold_in(key, epoch)
+            places = start + jnp.arange(batch_size)
+            return self.take(self.shuffled(now, places)), places < self.count
 
-        if key is not None:
-            orders = jax.vmap(self.shuffled)(jax.random.split(key, epochs if steps is None else 1))
         if steps is not None:
             return jax.lax.fori_loop(0, steps, lambda i, c: step(c, *take(i)), carry)
         return repeat(lambda i, c: step(c, *take(i)), carry, batches * epochs, most * epochs)

@@ -1,0 +1,31 @@
+"""A random permutation that is asked place by place, for clients that know how many they have.
+
+Sorting random numbers would cost as much for every client as for the largest.
+"""
+
+import jax
+import jax.numpy as jnp
+
+ROUNDS = 16
+
+
+def permuted(key: jax.Array, count: jax.Array, places: jax.Array) -> jax.Array:
+    """Where a random permutation of 0 ... count - 1 sends these places.
+
+    "Swap or not" (Hoang, Morris and Rogaway 2012): in each round a random pivot pairs every place
+    with another, and each pair is swapped or not by a coin that both of its places see.
+    """
+    pivots, salts = jax.random.bits(key, (2, ROUNDS), jnp.uint32)
+    size = jnp.asarray(count).astype(jnp.uint32)
+    here = jnp.clip(places, 0, count - 1).astype(jnp.uint32)
+    for pivot, salt in zip(pivots % size, salts, strict=True):
+        other = jnp.where(here <= pivot, pivot - here, pivot + size - here)
+        here = jnp.where(_coin(jnp.maximum(here, other) ^ salt), other, here)
+    return here.astype(jnp.int32)
+
+
+def _coin(x: jax.Array) -> jax.Array:
+    """One bit that depends on all bits of x, which is mixed as in MurmurHash3."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return (x ^ (x >> 16)) & 1 == 1

@@ -1,0 +1,1 @@
+"""Training: rounds one after another, watched, recorded, and never lost."""

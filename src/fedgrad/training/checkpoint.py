@@ -1,0 +1,171 @@
+"""Checkpoints: the state and the history of a run in one file that checks itself.
+
+The file is an .npz that `np.load` opens: the leaves of the state by name, the history, and
+`checkpoint.json`, which says what they are. Nothing in it is code. Its last 64 bytes, the comment
+of the zip archive, are the SHA-256 of all others. The one before it is kept.
+"""
+
+import hashlib
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.training.config import differences, leaves
+from fedgrad.training.files import RunFolderError, write_whole
+from fedgrad.training.history import History
+
+NAME, PREVIOUS, FORMAT = "checkpoint.npz", "checkpoint.previous.npz", 1
+DIGEST = 64  # bytes, in hexadecimal
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after some rounds."""
+
+    round: int
+    state: Any
+    history: History
+    config: dict[str, Any]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; the last one becomes the previous one."""
+    found, expected = list(leaves(checkpoint.state)), list(checkpoint.config["state"])
+    if found != expected:
+        raise RunFolderError.here(
+            "The state cannot be kept: its first one has other leaves than the one after round "
+            f"{checkpoint.round}: {sorted(set(found) ^ set(expected))}. Let `init` and `round` "
+            "give states of one structure."
+        )
+    arrays: dict[str, np.ndarray] = {}
+    description: dict[str, Any] = {"format": FORMAT, "round": checkpoint.round}
+    description |= {"config": checkpoint.config, "state": [], "history": []}
+    for i, leaf in enumerate(jax.tree.leaves(checkpoint.state)):
+        arrays[f"state/{i}"], kind = _encode(leaf)
+        description["state"].append({"name": found[i], **kind})
+    for i, name in enumerate(checkpoint.history):
+        arrays[f"history/{i}/rounds"] = checkpoint.history.rounds(name)
+        arrays[f"history/{i}/values"], kind = _encode(checkpoint.history[name])
+        description["history"].append({"name": name, **kind})
+    write_whole(folder / NAME, _pack(arrays, description), folder / PREVIOUS)
+
+
+def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | None:
+    """The checkpoint in a folder, if there is one. It must be of a run of this config, whose first
+    state (`template`) gives the structure."""
+    path = folder / NAME
+    if not path.exists():
+        # A crash between two renames, or somebody who removed a damaged one.
+        path = folder / PREVIOUS
+    if not path.exists():
+        return None
+    arrays, description = _read(path)
+    different = differences(description["config"], config)
+    if different:
+        raise RunFolderError.here(
+            f"{path} is of another run:\n  " + "\n  ".join(different) + "\nTo go on with that run, "
+            "call fg.fit as it was called then. For a new one choose another out=, or give "
+            "resume=False to write over it."
+        )
+    state = [_decode(arrays[f"state/{i}"], kind) for i, kind in enumerate(description["state"])]
+    columns = {
+        kind["name"]: (
+            arrays[f"history/{i}/rounds"],
+            np.asarray(_decode(arrays[f"history/{i}/values"], {**kind, "of": "numpy"})),
+        )
+        for i, kind in enumerate(description["history"])
+    }
+    return Checkpoint(
+        description["round"],
+        jax.tree.unflatten(jax.tree.structure(template), state),
+        History(columns),
+        description["config"],
+    )
+
+
+def _pack(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("checkpoint.json", json.dumps(description, indent=1))
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+        archive.comment = b"-" * DIGEST
+    content = file.getbuffer()[:-DIGEST]
+    return bytes(content) + hashlib.sha256(content).hexdigest().encode()
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RunFolderError.here(f"Cannot read {path}: {error.strerror}.") from error
+    if hashlib.sha256(content[:-DIGEST]).hexdigest().encode() != content[-DIGEST:]:
+        raise RunFolderError.here(
+            f"{path} is damaged: its {len(content):,} bytes do not fit its checksum. "
+            + _advice(path)
+        )
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        description = json.loads(archive.read("checkpoint.json"))
+        if description["format"] != FORMAT:
+            raise RunFolderError.here(
+                f"{path} has format {description['format']}, this version of fedgrad reads "
+                f"{FORMAT}. Use the version that wrote it."
+            )
+        arrays = {}
+        for name in archive.namelist():
+            if name.endswith(".npy"):
+                with archive.open(name) as member:
+                    arrays[name.removesuffix(".npy")] = np.lib.format.read_array(
+                        member, allow_pickle=False
+                    )
+    return arrays, description
+
+
+def _advice(path: Path) -> str:
+    older = path.with_name(PREVIOUS)
+    if path.name == NAME and older.exists():
+        try:
+            round = _read(older)[1]["round"]
+        except RunFolderError:
+            return f"So is {older.name}. Give resume=False to start again."
+        return f"Delete it to go on from the one before it, {older.name}, of round {round}."
+    return "Give resume=False to start again."
+
+
+def _encode(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    """An array that .npy can hold, and what it is of."""
+    kind: dict[str, Any] = {"of": "jax" if isinstance(leaf, jax.Array) else "numpy"}
+    if kind["of"] == "jax" and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        kind |= {"of": "key", "implementation": str(jax.random.key_impl(leaf))}
+        leaf = jax.random.key_data(leaf)
+    # Whether its dtype gives way to others decides what later rounds compute.
+    kind["weak"] = bool(getattr(leaf, "weak_type", False))
+    array = np.asarray(leaf)
+    kind |= {"dtype": array.dtype.name, "shape": list(array.shape)}
+    if array.dtype.kind not in "biufc":  # bfloat16 and its like, which .npy does not know
+        array = np.frombuffer(array.tobytes(), np.uint8)
+    return array, kind
+
+
+def _decode(array: np.ndarray, kind: dict[str, Any]) -> Any:
+    dtype = np.dtype(kind["dtype"])
+    if array.dtype != dtype:
+        array = np.frombuffer(array.tobytes(), dtype)
+    array = array.reshape(kind["shape"])
+    if kind["of"] == "numpy":
+        return array
+    if kind["of"] == "key":
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=kind["implementation"])
+    if kind["weak"]:
+        scalar = dtype.type(0).item()  # a Python number: what it becomes is weakly typed
+        made = jnp.broadcast_to(jnp.asarray(scalar), array.shape).at[...].set(array)
+        return made if made.dtype == dtype else jnp.asarray(array)
+    return jnp.asarray(array)

@@ -1,0 +1,112 @@
+"""What a run is: everything that must be the same for its checkpoint to be continued."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.algorithms import hyper as names_of
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.core.cohort import Population
+from fedgrad.core.primitives import make_jaxpr
+from fedgrad.core.trace import read_arguments, struct
+from fedgrad.training.log import plain
+from fedgrad.training.sampling import Clients, Draw
+
+# May differ between a run and its continuation: how long, and what it runs on.
+FREE = ("rounds", "versions")
+
+
+def describe(
+    algorithm: Algorithm,
+    populations: Mapping[str, Clients],
+    state: Any,
+    hyper: Any,
+    draw: Draw,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The run as JSON."""
+    return {
+        "algorithm": {
+            "round": algorithm.round.name,
+            "program": _program(algorithm, populations, state, hyper, draw),
+        },
+        "hyper": {name: plain(np.asarray(v)) for name, v in names_of.paths(hyper).items()},
+        "state": leaves(state),
+        "first_state": _digest([_content(leaf) for leaf in jax.tree.leaves(state)]),
+        "populations": {name: _population(clients) for name, clients in populations.items()},
+        "first_key": _digest([_content(draw.key)]),
+        "versions": {name: version(name) for name in ("fedgrad", "jax", "jaxlib", "numpy")},
+        **settings,
+    }
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two descriptions, as sentences."""
+    old, new = ({k: v for k, v in names_of.paths(c).items()} for c in (then, now))
+    free = list(FREE)
+    if then.get("versions") != now.get("versions"):
+        free.append("algorithm.program")  # other versions write the same program in other words
+    return [
+        f"{name}: {old.get(name, 'nothing')} in the checkpoint, {new.get(name, 'nothing')} now"
+        for name in [*old, *(n for n in new if n not in old)]
+        if old.get(name) != new.get(name)
+        and not any(name == f or name.startswith(f"{f}.") for f in free)
+    ]
+
+
+def leaves(tree: Any) -> dict[str, str]:
+    """The leaves of a pytree: what each is called and what it is, `float32[60,10]`."""
+    named, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path).lstrip("."): f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        for path, leaf in named
+    }
+
+
+def _program(
+    algorithm: Algorithm, populations: Mapping[str, Clients], state: Any, hyper: Any, draw: Draw
+) -> str | None:
+    """A digest of what the round computes, which names and shapes do not tell: the batch size."""
+    if not all(isinstance(clients, Population) for clients in populations.values()):
+        return None
+    program = algorithm.round
+    bound = program.bind((state, hyper, draw.cohorts["cohort"], draw.key), draw.further)
+    arguments = read_arguments(program, bound)
+    jaxpr, _ = make_jaxpr(
+        lambda *flat: program.call(arguments.rebuild(list(flat))),
+        program.client_placements,
+        *map(struct, arguments.values),
+    )
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(jaxpr.jaxpr))
+    return _digest([text.encode(), *map(_content, jaxpr.consts)])
+
+
+def _population(clients: Clients) -> dict[str, Any]:
+    if not isinstance(clients, Population):
+        return {"clients": len(clients)}
+    stored = jax.tree.leaves(clients.everyone.store)
+    found: dict[str, Any] = {"clients": len(clients), "examples": int(clients.counts.sum())}
+    if all(leaf.is_fully_addressable for leaf in stored):
+        # Some rows tell other data apart; all of them could take longer than a short training.
+        rows = [np.asarray(leaf)[:: max(1, len(leaf) // 1000)] for leaf in stored]
+        found["data"] = _digest([_content(x) for x in (clients.counts, *rows)])
+    return found
+
+
+def _content(leaf: Any) -> bytes:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.ascontiguousarray(leaf).tobytes()
+
+
+def _digest(parts: list[bytes]) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(hashlib.sha256(part).digest())
+    return total.hexdigest()[:16]

@@ -1,0 +1,119 @@
+"""What happened, round by round, as arrays."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedgrad.core.errors import FederatedError, nearest
+
+
+class MetricError(FederatedError, KeyError):
+    """A metric that was not recorded is asked for."""
+
+    __str__ = Exception.__str__  # KeyError would show its message in quotes
+
+
+class History(Mapping[str, np.ndarray]):
+    """Metrics by name, `history["loss"]`: one entry for each round, along the first axis.
+
+    Rounds are counted from 1. A metric that is not taken in every round, like those of an
+    evaluation, has its own `history.rounds(name)`. Trials side by side are a second axis.
+    """
+
+    def __init__(self, columns: Mapping[str, tuple[Any, Any]] = {}) -> None:
+        self._columns = {
+            name: _Column(np.asarray(r), np.asarray(v)) for name, (r, v) in columns.items()
+        }
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._column(name).values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __repr__(self) -> str:
+        return f"History({', '.join(f'{name}{list(v.shape)}' for name, v in self.items())})"
+
+    def rounds(self, name: str) -> np.ndarray:
+        """The rounds in which a metric was taken."""
+        return self._column(name).rounds
+
+    def under(self, name: str) -> dict[str, np.ndarray]:
+        """All metrics below a name: `history.under("hyper")["server.learning_rate"]`."""
+        start = f"{name}."
+        return {n.removeprefix(start): v for n, v in self.items() if n.startswith(start)}
+
+    def until(self, round: int) -> "History":
+        """The history as it was after that round."""
+        kept = {name: (c.rounds, c.values) for name, c in self._columns.items()}
+        return History({name: (r[r <= round], v[r <= round]) for name, (r, v) in kept.items()})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each round: its number, and the metrics that were taken in it."""
+        found: dict[int, dict[str, Any]] = {}
+        for name, values in self.items():
+            for round, value in zip(self.rounds(name).tolist(), values, strict=True):
+                found.setdefault(round, {"round": round})[name] = value
+        return [found[round] for round in sorted(found)]
+
+    def record(self, round: int, metrics: Mapping[str, Any]) -> None:
+        """Add the metrics of a round. Only `fg.fit` does this."""
+        for name, value in metrics.items():
+            if name not in self._columns:
+                value = np.asarray(value)
+                self._columns[name] = _Column(
+                    np.empty(0, np.int64), np.empty((0, *value.shape), value.dtype)
+                )
+            self._columns[name].append(name, round, value)
+
+    def _column(self, name: str) -> "_Column":
+        if name not in self._columns:
+            raise MetricError.here(
+                f"There is no metric {name!r} in this history." + nearest(name, list(self))
+            )
+        return self._columns[name]
+
+
+class _Column:
+    """An array that grows: a round costs an assignment, not a copy of all rounds before it."""
+
+    def __init__(self, rounds: np.ndarray, values: np.ndarray) -> None:
+        self._rounds, self._values, self._size = rounds, values, len(rounds)
+
+    @property
+    def rounds(self) -> np.ndarray:
+        return _read_only(self._rounds[: self._size])
+
+    @property
+    def values(self) -> np.ndarray:
+        return _read_only(self._values[: self._size])
+
+    def append(self, name: str, round: int, value: Any) -> None:
+        shape = np.shape(value)
+        if shape != self._values.shape[1:]:
+            raise MetricError.here(
+                f"The metric {name!r} has shape {shape} in round {round}, and had "
+                f"{self._values.shape[1:]} before. Give it the same shape in every round."
+            )
+        if self._size == len(self._rounds):
+            self._rounds, self._values = _grown(self._rounds), _grown(self._values)
+        self._rounds[self._size], self._values[self._size] = round, value
+        self._size += 1  # last: an interrupt before this leaves the column as it was
+
+
+def _grown(old: np.ndarray) -> np.ndarray:
+    new = np.empty((max(64, 2 * len(old)), *old.shape[1:]), old.dtype)
+    new[: len(old)] = old
+    return new
+
+
+def _read_only(view: np.ndarray) -> np.ndarray:
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,83 @@
+"""A run's history as JSON lines: an object for each round, written as training goes."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgrad.training.files import RunFolderError, write_whole
+from fedgrad.training.history import History
+
+FLUSH_SECONDS = 1.0
+# JSON has no such numbers; these strings are read back by float() and by JavaScript's Number().
+NOT_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
+
+
+class Log:
+    """Appends rounds to a file; what a reader sees is at most about a second old."""
+
+    def __init__(self, path: Path, history: History) -> None:
+        """Start with the rounds so far. What a killed run wrote after them is left out."""
+        self.path = path
+        write_whole(path, "".join(map(_line, history.rows())).encode())
+        self.file = open(path, "a", encoding="utf-8")
+        self.flushed = time.monotonic()
+
+    def write(self, round: int, metrics: Mapping[str, Any]) -> None:
+        """Add a round."""
+        try:
+            self.file.write(_line({"round": round, **metrics}))
+            if time.monotonic() - self.flushed > FLUSH_SECONDS:
+                self.file.flush()
+                self.flushed = time.monotonic()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Write what is left."""
+        try:
+            self.file.close()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> RunFolderError:
+        return RunFolderError.here(
+            f"Cannot write {self.path}: {error.strerror}. The checkpoint is in a file of its own: "
+            "make room and run it again to go on from there."
+        )
+
+
+def read_log(path: str | os.PathLike[str]) -> History:
+    """The history in a log, also of a run that is going on or was killed while writing a line."""
+    history = History()
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    for line in lines[:-1]:  # after the last line break there is nothing, or half a line
+        row = json.loads(line)
+        history.record(row.pop("round"), {name: _number(v) for name, v in row.items()})
+    return history
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps({name: plain(value) for name, value in row.items()}, allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """A number or an array as JSON has it; a float of 32 bits is written exactly."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return NOT_FINITE.get(value, "NaN")
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        return np.asarray([_number(v) for v in value])
+    return float(value) if isinstance(value, str) else value

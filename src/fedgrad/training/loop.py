@@ -1,0 +1,177 @@
+"""The rounds of a run, one after another.
+
+Devices are kept busy: a round is started before the results of the last ones are looked at, so
+that recording, showing and saving happen while the next rounds are computed.
+"""
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.algorithms import hyper as names_of
+from fedgrad.core.errors import ArgumentError
+from fedgrad.training.history import History
+from fedgrad.training.progress import Display
+from fedgrad.training.stopping import Stop
+
+AHEAD = 2  # rounds that are started before the results of one are awaited
+
+# (round, state, metrics) -> whether to stop
+Callback = Callable[[int, Any, dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """How far a run is: the state after a round."""
+
+    round: int
+    state: Any
+
+
+class Folder(Protocol):
+    """Where a run is kept."""
+
+    def write(self, round: int, metrics: dict[str, Any]) -> None:
+        """Log a round."""
+        ...
+
+    def save_if_due(self, loop: "Loop") -> None:
+        """Save a checkpoint, if it is time to."""
+        ...
+
+
+@dataclass
+class Loop:
+    """Runs rounds from where it is, `at`, to the last one."""
+
+    at: Point
+    rounds: int
+    history: History
+    step: Callable[[int, Any], tuple[Any, Any]]  # (round, state) -> (state, metrics)
+    evaluate: Callable[[Any], dict[str, Any]] | None  # of the model
+    eval_every: int
+    callbacks: Sequence[Callback]
+    stops: Sequence[Stop]
+    folder: "Folder | None"
+    display: Display
+    stopped: str | None = None
+    warned: bool = False
+    settled: float = field(default_factory=time.perf_counter)
+    names: dict[Any, list[str]] = field(default_factory=dict)  # of metrics, by their structure
+
+    def run(self) -> None:
+        """All rounds that are left, or until somebody asks to stop."""
+        self.stopped = self._reason()  # a run that had stopped stays so when it is resumed
+        if self.stopped:
+            return
+        started: deque[tuple[int, Any, Any]] = deque()
+        state = self.at.state
+        for round in range(self.at.round + 1, self.rounds + 1):
+            state, metrics = self.step(round, state)
+            if not isinstance(metrics, Mapping):
+                raise ArgumentError.here(
+                    f"A round gives (state, metrics); its metrics are {type(metrics).__name__}. "
+                    'Give them by name, such as {"loss": ...}.'
+                )
+            if self.evaluate and (round % self.eval_every == 0 or round == self.rounds):
+                metrics = {**metrics, "eval": self.evaluate(state.params)}
+            _send_home(metrics)
+            started.append((round, state, metrics))
+            # If it stops, the rounds that were started too early are forgotten.
+            if len(started) > AHEAD and self._settle(*started.popleft()):
+                return
+        while started and not self._settle(*started.popleft()):
+            pass
+
+    def _settle(self, round: int, state: Any, metrics: Any) -> bool:
+        """Await a round and tell everybody about it. Whether to stop."""
+        found = self._fetch(metrics)
+        now = time.perf_counter()
+        found["seconds"] = np.asarray(now - self.settled)
+        self.settled = now
+        self.history.record(round, found)
+        self.at = Point(round, state)
+        told = _plain(found)
+        try:
+            self._warn(round, told)
+            asked = [name for name, c in _named(self.callbacks) if c(round, state, told)]
+            self.stopped = self._reason() or (f"{asked[0]} asked for it" if asked else None)
+            if self.stopped and self.evaluate and "eval" not in metrics:
+                late = self._fetch({"eval": self.evaluate(state.params)})
+                self.history.record(round, late)
+                told |= _plain(late)
+        finally:
+            if self.folder is not None:
+                self.folder.write(round, told)
+        self.display.show(round, told)
+        if self.folder is not None:
+            self.folder.save_if_due(self)
+        return self.stopped is not None
+
+    def _fetch(self, metrics: Any) -> dict[str, np.ndarray]:
+        leaves, tree = jax.tree.flatten(metrics)
+        if tree not in self.names:
+            self.names[tree] = list(names_of.paths(metrics))
+        return {
+            name: _host(name, leaf) for name, leaf in zip(self.names[tree], leaves, strict=True)
+        }
+
+    def _reason(self) -> str | None:
+        if not self.history:
+            return None
+        reasons = [(name, stop(self.history)) for name, stop in _named(self.stops)]
+        return next((r if isinstance(r, str) else name for name, r in reasons if r), None)
+
+    def _warn(self, round: int, metrics: Mapping[str, Any]) -> None:
+        # An algorithm that rejects such rounds says so itself.
+        if self.warned or "loss" not in metrics or "rejected" in metrics:
+            return
+        bad = np.size(metrics["loss"]) - np.count_nonzero(np.isfinite(metrics["loss"]))
+        if not bad:
+            return
+        self.warned = True
+        trials = (
+            f" in {bad} of {np.size(metrics['loss'])} trials" if np.ndim(metrics["loss"]) else ""
+        )
+        warnings.warn(
+            f"The loss of round {round} is not finite{trials}. A smaller learning rate may help; "
+            "stop=fg.non_finite() ends such a run.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _named(functions: Sequence[Callable[..., Any]]) -> list[tuple[str, Callable[..., Any]]]:
+    return [(getattr(f, "__name__", type(f).__name__), f) for f in functions]
+
+
+def _send_home(metrics: Any) -> None:
+    """Start the transfer of results that are computed elsewhere."""
+    if jax.default_backend() != "cpu":
+        for leaf in jax.tree.leaves(metrics):
+            if isinstance(leaf, jax.Array):
+                leaf.copy_to_host_async()
+
+
+def _plain(found: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {name: value.item() if value.ndim == 0 else value for name, value in found.items()}
+
+
+def _host(name: str, leaf: Any) -> np.ndarray:
+    if isinstance(leaf, jax.Array) and leaf.is_fully_replicated:
+        leaf = leaf.addressable_data(0)  # quicker to read than the copies on all devices together
+    array = np.asarray(leaf)
+    if array.dtype.kind in "biuf":
+        return array
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ArgumentError.here(
+            f"The metric {name!r} is {type(leaf).__name__} of {array.dtype}. Metrics are numbers."
+        )
+    return array.astype(np.float32)  # bfloat16 and its like

@@ -1,0 +1,169 @@
+"""Who takes part in which round: a function of the run's key and the round, and of nothing else.
+
+So runs with the same key train on the same cohorts in the same order, whatever they learn, and a
+run that is resumed goes on with the cohorts that it would have had.
+"""
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.core.cohort import Cohort, Population
+from fedgrad.core.errors import ArgumentError
+
+BLOCK = 8  # rounds whose cohorts are put on the devices together; each transfer has its price
+
+
+class Clients(Protocol):
+    """What cohorts are drawn from: a `fg.Population`, or the clients of a real federation."""
+
+    def sample(self, key: jax.Array, size: int, /) -> Any:
+        """A cohort of `size` different clients."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """The cohorts of a round by the name of the argument they go to, and its key."""
+
+    cohorts: dict[str, Any]
+    key: jax.Array
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """The cohorts beside the one that trains."""
+        return {name: cohort for name, cohort in self.cohorts.items() if name != "cohort"}
+
+
+def cohort_sizes(populations: Mapping[str, Clients], cohort_size: int) -> dict[str, int]:
+    """How many clients of each population take part in a round: of one that is smaller than a
+    cohort all of them, except for the one that is trained on (for the argument `cohort`)."""
+    there = len(populations["cohort"])
+    if not 1 <= cohort_size <= there:
+        raise ArgumentError.here(
+            f"cohort_size={cohort_size!r}: there are {there} clients. Ask for 1 to {there}."
+        )
+    return {name: min(cohort_size, len(clients)) for name, clients in populations.items()}
+
+
+def draws(
+    populations: Mapping[str, Clients], sizes: Mapping[str, int], key: jax.Array
+) -> Callable[[int], Draw]:
+    """A function that gives the cohorts and the key of a round."""
+    words, wrap = _words(key)
+    ready: dict[int, Draw] = {}
+
+    def draw(round: int) -> Draw:
+        if round not in ready:
+            block = range(round, round + BLOCK)
+            everything = _block(populations, sizes, words, wrap, block)
+            ready.clear()
+            ready.update(zip(block, everything, strict=True))
+        drawn = ready[round]
+        late = {
+            name: clients.sample(wrap(_bits(words, round, name, len(words))), sizes[name])
+            for name, clients in populations.items()
+            if name not in drawn.cohorts
+        }
+        return Draw({**drawn.cohorts, **late}, drawn.key) if late else drawn
+
+    return draw
+
+
+def _block(
+    populations: Mapping[str, Clients],
+    sizes: Mapping[str, int],
+    words: tuple[int, ...],
+    wrap: Callable[[Any], jax.Array],
+    block: range,
+) -> list[Draw]:
+    """Draw on the host, which takes microseconds, and put all of it on the devices at once.
+
+    Other clients than those of a `Population` are asked for in their own round: which of them are
+    there may change.
+    """
+    keys = [_bits(words, round, "", len(words)) for round in block]
+    chosen = {
+        name: [
+            _vectors(clients, _choice(words, round, name, clients, sizes[name])) for round in block
+        ]
+        for name, clients in populations.items()
+        if isinstance(clients, Population)
+    }
+    sharding = sharding_of(populations["cohort"])
+    placed_keys, placed = _placing(wrap, sharding)(keys, chosen)
+    return [
+        Draw({name: _cohort(populations[name], c[i]) for name, c in placed.items()}, placed_keys[i])
+        for i in range(len(block))
+    ]
+
+
+def sharding_of(clients: Clients) -> Any:
+    """Where the clients' data are, if that is several devices: the model belongs there too."""
+    if not isinstance(clients, Population):
+        return None
+    sharding = clients.everyone.count.sharding
+    return sharding if len(sharding.device_set) > 1 else None
+
+
+@functools.cache
+def _placing(wrap: Callable[[Any], jax.Array], sharding: Any) -> Callable[..., Any]:
+    # The compiled identity moves many small arrays several times faster than jax.device_put.
+    def put(keys: list[Any], vectors: Any) -> Any:
+        return [wrap(k) for k in keys], vectors
+
+    return jax.jit(put) if sharding is None else jax.jit(put, out_shardings=sharding)
+
+
+def _choice(
+    words: tuple[int, ...], round: int, name: str, clients: Clients, size: int
+) -> np.ndarray:
+    seeds = np.random.SeedSequence((*words, round, zlib.crc32(name.encode())))
+    random = np.random.Generator(np.random.PCG64(seeds))
+    return random.choice(len(clients), size, replace=False).astype(np.int32)
+
+
+def _bits(words: tuple[int, ...], round: int, name: str, size: int) -> np.ndarray:
+    # The 1 keeps a key apart from the choice of clients of the same name.
+    seeds = np.random.SeedSequence((*words, round, zlib.crc32(name.encode()), 1))
+    return seeds.generate_state(size)
+
+
+def _vectors(clients: Population, index: np.ndarray) -> tuple[np.ndarray, ...]:
+    return clients.offsets[index], clients.counts[index], index
+
+
+def _cohort(clients: Any, vectors: Any) -> Cohort:
+    offset, count, index = vectors
+    return dataclasses.replace(clients.everyone, offset=offset, count=count, index=index)
+
+
+def _words(key: Any) -> tuple[tuple[int, ...], Callable[[Any], jax.Array]]:
+    """The numbers in a key, and how to make a key of the same kind from numbers."""
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        data = np.asarray(jax.random.key_data(key))
+        wrap = _typed(str(jax.random.key_impl(key)))
+    elif hasattr(key, "dtype") and key.dtype == np.uint32:
+        data, wrap = np.asarray(key), jnp.asarray
+    else:
+        raise ArgumentError.here(
+            f"key= takes a key of JAX, got {key!r}. Write key=jax.random.key(0)."
+        )
+    if data.ndim != 1:
+        raise ArgumentError.here(
+            f"key= takes one key, got an array of shape {key.shape}. Give one of them."
+        )
+    return tuple(data.tolist()), wrap
+
+
+@functools.cache
+def _typed(implementation: str) -> Callable[[Any], jax.Array]:
+    return functools.partial(jax.random.wrap_key_data, impl=implementation)
