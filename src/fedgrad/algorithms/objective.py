@@ -24,12 +24,13 @@ def per_example(loss: Loss, params: Any, batch: Any, key: jax.Array | None = Non
     rows = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(batch)}
     size = rows.pop()
     keyed = {"key": key} if takes_key(loss) else {}
-    shape = getattr(jax.eval_shape(loss, params, batch, **keyed), "shape", "of a pytree")
+    result = jax.eval_shape(loss, params, batch, **keyed)
+    shape = getattr(result, "shape", None)
     if shape == (size,):
         return loss(params, batch, **keyed)
     if shape != ():
         raise ArgumentError.here(
-            f"The loss {getattr(loss, '__name__', loss)!r} has shape {shape} on a batch of {size} "
+            f"The loss {getattr(loss, '__name__', loss)!r} gives {result} on a batch of {size} "
             f"examples. Return one number per example, shape ({size},), or one number."
         )
     one = jax.tree.map(lambda leaf: leaf[:, None], batch)

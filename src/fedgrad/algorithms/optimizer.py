@@ -111,8 +111,8 @@ def _scale_by(rates: Mapping[str, Any]) -> optax.GradientTransformation:
             jax.tree.map(lambda rate, below: None, rates, params)
         except ValueError:
             raise ArgumentError.here(
-                f"The learning rates of {sorted(rates)} do not fit the model: it needs one for each "
-                f"of its outer entries, {jax.tree.structure(params)}."
+                f"The learning rates of {sorted(rates)} do not fit the model: it needs one for "
+                f"each of its outer entries, {jax.tree.structure(params)}."
             ) from None
         return optax.EmptyState()
 

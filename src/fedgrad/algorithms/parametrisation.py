@@ -70,6 +70,12 @@ class Learned:
     def raw(self, value: Any) -> Any:
         """The number that is learned, inside of the bounds."""
         value = jnp.asarray(value, jnp.result_type(float, value))
+        known = not isinstance(value, jax.core.Tracer)
+        if self.form is FORMS["log"] and known and not jnp.all(value > 0):
+            raise ArgumentError.here(
+                f"{self.name!r} starts at {value}, which has no logarithm. Start above 0, or learn "
+                "it in another parametrisation."
+            )
         return self.project(self.form.raw(value, self.bounds))
 
     def project(self, raw: Any) -> Any:

@@ -1,9 +1,8 @@
-"""Running one client's stage for all clients and summing what they send.
+"""Running one client's stage for all clients of a device and summing what they send.
 
-Three ways, by what is faster: all at once (vmap), chunk by chunk, and dealt over devices.
+Two ways, by what is faster: all at once (vmap) and chunk by chunk.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,105 +34,54 @@ RAGGED_BLOCK = 5  # clients of different sizes that run together wait for the lo
 
 @dataclass(frozen=True)
 class Clients:
-    """How many clients there are and how they are to be run."""
+    """How many clients a device has and how they are to be run."""
 
     count: int
     ragged: bool
     chunk: int | None
-    devices: int | None
+    alone: bool  # the device is the only one of its processor
     bytes: int  # of one client's own data and messages
     sums: tuple[Any, ...]  # what each sends, as shapes and dtypes
 
-    def choose_chunk(self, count: int) -> int:
+    @property
+    def at_a_time(self) -> int:
+        """How many run together."""
         if self.chunk is not None:
-            return min(self.chunk, count)
+            return min(self.chunk, self.count)
         if jax.default_backend() != "cpu":
-            return count  # an accelerator wants as much at once as there is
-        alone = len(self.choose_devices()) == 1 and self.bytes <= SMALL_CLIENT
-        fits = max(1, (LARGE if alone else CACHE) // max(self.bytes, 1))
-        most = min(count, fits, RAGGED_BLOCK if self.ragged else count)
+            return self.count  # an accelerator wants as much at once as there is
+        large = self.alone and self.bytes <= SMALL_CLIENT
+        fits = max(1, (LARGE if large else CACHE) // max(self.bytes, 1))
+        most = min(self.count, fits, RAGGED_BLOCK if self.ragged else self.count)
         # A chunk that divides the cohort needs no masks, and is nearly as good as the largest.
-        return next((c for c in range(most, most // 2, -1) if count % c == 0), most)
-
-    def choose_devices(self) -> list[Any]:
-        devices = jax.local_devices()
-        wanted = len(devices) if self.devices is None else min(self.devices, len(devices))
-        return devices[: min(wanted, self.count)]
+        return next((c for c in range(most, most // 2, -1) if self.count % c == 0), most)
 
 
 def map_sum(
-    work: Work, clients: Clients, down: list[Any], shared: list[Any], each: list[Any]
-) -> tuple[list[Array], list[Array]]:
-    """The sums over all clients, and what stays with each of them (stacked)."""
-    devices = clients.choose_devices()
-    if len(devices) > 1:
-        return _over_devices(work, clients, devices, down, shared, each)
-    return _in_chunks(work, clients, clients.count, None, down, shared, each)
-
-
-def _over_devices(
     work: Work,
     clients: Clients,
-    devices: list[Any],
+    counts: Array | None,
     down: list[Any],
     shared: list[Any],
     each: list[Any],
 ) -> tuple[list[Array], list[Array]]:
-    d, n = len(devices), clients.count
-    share = -(-n // d)
-    mesh = jax.sharding.Mesh(devices, ("devices",))
-    split, whole = jax.P("devices"), jax.P()
-    # Clients are sorted by size, so dealing them like cards gives every device the same work.
-    dealt = jnp.arange(share * d).reshape(share, d).T.reshape(-1)
-    order = dealt if clients.ragged else jnp.arange(share * d)
-    if clients.ragged or share * d != n:
-        each = [x[jnp.minimum(order, n - 1)] for x in each]
-    valid = order < n
-
-    @functools.partial(
-        jax.shard_map,
-        mesh=mesh,
-        in_specs=(whole, whole, split, split),
-        out_specs=(whole, split),
-        check_vma=False,
-    )
-    def on_device(down: Any, shared: Any, each: Any, valid: Array) -> Any:
-        mask = valid if share * d != n else None
-        totals, kept = _in_chunks(work, clients, share, mask, down, shared, each)
-        return (jax.lax.psum(totals, "devices") if totals else []), kept
-
-    totals, kept = on_device(down, shared, each, valid)
-    if clients.ragged:
-        back = jnp.argsort(order)[:n]
-        return totals, [k[back] for k in kept]
-    return totals, [k[:n] for k in kept]
-
-
-def _in_chunks(
-    work: Work,
-    clients: Clients,
-    n: int,
-    valid: Array | None,
-    down: list[Any],
-    shared: list[Any],
-    each: list[Any],
-) -> tuple[list[Array], list[Array]]:
-    """`n` clients, of which only the valid ones count in the sums."""
-    chunk = clients.choose_chunk(n)
+    """The sums over the clients of a device, in the dtype in which they were added up, and what
+    stays with each of them (stacked). `counts`: who counts in the sums; None: everybody."""
+    n, chunk = clients.count, clients.at_a_time
     if chunk == n:
         up, kept = _vmap(work, n, down, shared, each)
-        return [_narrow(_total(_where(valid, x)), x) for x in up], kept
+        return [_total(_where(counts, x)) for x in up], kept
 
     def step(carry: Any, i: Array) -> tuple[Any, list[Array]]:
         start = jnp.minimum(i * chunk, n - chunk)
         # The last chunk is moved back to be full; the clients it repeats are left out of its sum.
-        counts = start + jnp.arange(chunk) >= i * chunk if n % chunk else None
-        if valid is not None:
-            here = jax.lax.dynamic_slice_in_dim(valid, start, chunk)
-            counts = here if counts is None else here & counts
+        now = start + jnp.arange(chunk) >= i * chunk if n % chunk else None
+        if counts is not None:
+            here = jax.lax.dynamic_slice_in_dim(counts, start, chunk)
+            now = here if now is None else here & now
         mine = [jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in each]
         up, kept = _vmap(work, chunk, down, shared, mine)
-        sums = [_total(_where(counts, x)) for x in up]
+        sums = [_total(_where(now, x)) for x in up]
         return [add(c, s) for c, s in zip(carry, sums, strict=True)], kept
 
     steps = -(-n // chunk)
@@ -141,8 +89,7 @@ def _in_chunks(
     add = _add_exactly if steps > 64 else _add
     zero = [jnp.zeros(s.shape, wide(s.dtype)) for s in clients.sums]
     carry, kept = jax.lax.scan(step, [(z, z) for z in zero], jnp.arange(steps))
-    totals = [_narrow(s + c, like) for (s, c), like in zip(carry, clients.sums, strict=True)]
-    return totals, [_joined(k, n, chunk) for k in kept]
+    return [s + c for s, c in carry], [_joined(k, n, chunk) for k in kept]
 
 
 def _vmap(
@@ -198,10 +145,6 @@ def _add_exactly(carry: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
         return new, lost
     shown = new - total
     return new, lost + ((total - (new - shown)) + (x - shown))
-
-
-def _narrow(total: Array, like: Any) -> Array:
-    return total.astype(like.dtype)
 
 
 def _where(mask: Array | None, x: Array) -> Array:

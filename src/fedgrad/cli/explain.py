@@ -1,9 +1,8 @@
-"""The command `fedgrad`."""
+"""`fedgrad explain`: what differentiating a program costs."""
 
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from fedgrad.ad.explain import explain
 from fedgrad.ad.planner import CostModel
-from fedgrad.core.errors import ArgumentError, FederatedError, nearest
+from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.program import Program
 
 EXPLAIN = """\
@@ -26,17 +25,10 @@ jax.ShapeDtypeStruct will do.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code: 0 well, 1 an error in the program, 2 in the call."""
-    parser = argparse.ArgumentParser(
-        prog="fedgrad", description="Federated automatic differentiation on JAX."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def add_command(commands: Any) -> None:
+    """Add `explain`."""
     command = commands.add_parser(
-        "explain",
-        help="what differentiating a program costs in each mode",
-        description=EXPLAIN,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "explain", help="what differentiating a program costs in each mode", description=EXPLAIN
     )
     command.add_argument("program", metavar="PROGRAM", help="module:name")
     command.add_argument("--arguments", default="arguments", help="name in the module")
@@ -47,18 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.add_argument("--readdress", action="store_true", help="clients can be asked again")
     command.add_argument("--client-memory", type=int, help="bytes a client can keep")
     command.add_argument("--draw", metavar="FILE", help="also write the program's graph as SVG")
-    options = parser.parse_args(argv)
-    try:
-        return _explain(options)
-    except ArgumentError as error:
-        print(f"fedgrad: {error}", file=sys.stderr)
-        return 2
-    except FederatedError as error:
-        print(f"fedgrad: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    command.set_defaults(run=run)
 
 
-def _explain(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Print the plan of the program and the table of modes."""
     module, program = _load(options.program)
     if not isinstance(program, Program):
         raise ArgumentError(f"{options.program} is not a program but {type(program).__name__}.")
@@ -103,7 +88,3 @@ def _attribute(module: Any, name: str) -> Any:
         known = [n for n in vars(module) if not n.startswith("_")]
         raise ArgumentError(f"{module.__name__} has no {name!r}." + nearest(name, known))
     return getattr(module, name)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Ridge regression over sites, as a Flower app: `flwr run` starts it."""

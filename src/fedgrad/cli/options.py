@@ -1,0 +1,114 @@
+"""How options are read: known names, pairs, and lists."""
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedgrad.core.errors import nearest
+
+WIDE = 110
+
+
+def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
+    """A name that is known; another one is answered with the nearest."""
+    names = list(known)
+
+    def read(word: str) -> str:
+        if word not in names:
+            raise argparse.ArgumentTypeError(f"There is no {what} {word!r}.{nearest(word, names)}")
+        return word
+
+    return read
+
+
+def whole(word: str) -> int:
+    """A whole number of at least 1."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1.")
+    return int(word)
+
+
+def names(word: str) -> list[str]:
+    """`a,b`."""
+    return [part.strip() for part in word.split(",") if part.strip()]
+
+
+def pairs(word: str) -> dict[str, Any]:
+    """`a=1,b=0.5`: values are read as JSON where they are that, otherwise as text."""
+    found = {}
+    for part in names(word):
+        name, separator, value = part.partition("=")
+        if not separator or not name.strip():
+            raise argparse.ArgumentTypeError(f"{part!r} is not NAME=VALUE.")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value.strip()
+    return found
+
+
+def numbers(word: str) -> dict[str, float]:
+    """`server.learning_rate=0.5,server.momentum=0`."""
+    found = pairs(word)
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise argparse.ArgumentTypeError(f"{name}={value}: {value!r} is not a number.")
+    return {name: float(value) for name, value in found.items()}
+
+
+def ranges(word: str) -> dict[str, tuple[float, float]]:
+    """`server.learning_rate=0.01:2`."""
+    found = {}
+    for name, value in pairs(word).items():
+        low, _, high = str(value).partition(":")
+        try:
+            found[name] = (float(low), float(high))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{name}={value} is not NAME=LOW:HIGH.") from None
+    return found
+
+
+def forms(word: str) -> str | dict[str, str]:
+    """`log`, or `server.learning_rate=log,server.momentum=logit`."""
+    return {name: str(value) for name, value in pairs(word).items()} if "=" in word else word
+
+
+class Merge(argparse.Action):
+    """An option that may be given several times; its dicts are merged."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **values})
+
+
+def add_output(command: argparse.ArgumentParser) -> None:
+    """`--quiet` and `--json`, for scripts."""
+    group = command.add_mutually_exclusive_group()
+    group.add_argument("--quiet", action="store_true", help="print the path of the report only")
+    group.add_argument("--json", action="store_true", help="print a summary as JSON only")
+
+
+def print_json(value: Any) -> None:
+    """Strict JSON: what is not a finite number is null, a path is text."""
+    print(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def console() -> Console:
+    """The terminal; a file or a pipe gets lines that need not be broken."""
+    found = Console()
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE)

@@ -1,0 +1,113 @@
+"""`fedgrad reproduce`: an experiment of the paper, its figures, its tables and its claims."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedgrad.cli import options as read
+from fedgrad.experiments import EXPERIMENTS, Reproduction, reproduce
+from fedgrad.experiments.claims import Claim
+from fedgrad.report.experiment import score
+from fedgrad.report.write import write_experiment_report
+from fedgrad.training.files import RunFolderError
+
+REPRODUCE = f"""\
+Run an experiment of the paper, check each of its claims against what is measured here, and write
+figures, tables and a report. Nothing is downloaded.
+
+{chr(10).join(f"  fedgrad reproduce {name} --quick" for name in EXPERIMENTS)}
+
+experiments:
+{chr(10).join(f"  {e.name:20} {e.description.partition(':')[0]}" for e in EXPERIMENTS.values())}
+
+The folder --out gets results.json and results.npz, the figures, results.txt and report.html. The
+same command goes on where it was interrupted.
+"""
+DOES_NOT_HOLD = 3
+COLOURS = {True: "green", False: "bold red", None: "dim"}
+
+
+def add_command(commands: Any) -> None:
+    """Add `reproduce`."""
+    command = commands.add_parser(
+        "reproduce",
+        help="run an experiment of the paper and check its claims",
+        description=REPRODUCE,
+    )
+    add = command.add_argument
+    # fmt: off
+    add("name", metavar="NAME", type=read.one_of("experiment", EXPERIMENTS), help="see above")
+    group = command.add_mutually_exclusive_group()
+    group.add_argument("--quick", dest="size", action="store_const", const="quick",
+                       default="default", help="small: to see that it works")
+    group.add_argument("--full", dest="size", action="store_const", const="full",
+                       help="large: more seeds, more trials")
+    add("--out", type=Path, metavar="DIR", help="default: out/NAME, or out/NAME-quick, -full")
+    add("--check", action="store_true",
+        help=f"exit with {DOES_NOT_HOLD} if a claim that was tested does not hold")
+    # fmt: on
+    read.add_output(command)
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the experiment, write its report, and say which claims hold."""
+    experiment, size = EXPERIMENTS[options.name], options.size
+    suffix = "" if size == "default" else f"-{size}"
+    folder = options.out or Path("out") / f"{experiment.name}{suffix}"
+    watched = not (options.quiet or options.json)
+    try:
+        shown = reproduce(experiment, folder, experiment.settings(size), progress=watched)
+    except RunFolderError as error:
+        error.add_note("(On the command line, out= is --out; remove the folder to start again.)")
+        raise
+    path = write_experiment_report(folder, experiment, shown)
+    if options.json:
+        read.print_json(
+            {
+                "command": "reproduce",
+                "experiment": experiment.name,
+                "size": size,
+                "folder": folder,
+                "report": path,
+                "claims": [_plain(claim) for claim in shown.claims],
+                "tables": [
+                    {"title": t.title, "header": t.header, "rows": t.rows} for t in shown.tables
+                ],
+            }
+        )
+    elif options.quiet:
+        print(path)
+    else:
+        _show(shown, path)
+    failed = any(claim.holds is False for claim in shown.claims)
+    return DOES_NOT_HOLD if options.check and failed else 0
+
+
+def _plain(claim: Claim) -> dict[str, Any]:
+    return {"statement": claim.statement, "holds": claim.holds, "evidence": claim.evidence}
+
+
+def _show(shown: Reproduction, report: Path) -> None:
+    console = read.console()
+    for one in shown.tables:
+        table = Table(title=one.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for i, name in enumerate(one.header):
+            table.add_column(Text(name), justify="right" if i else "left", no_wrap=i == 0)
+        for row in one.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+    claims = Table(
+        title=f"{score(shown)}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    claims.add_column("claim")
+    claims.add_column("", no_wrap=True)
+    for claim in shown.claims:
+        verdict = Text(claim.verdict, style=COLOURS[claim.holds])
+        claims.add_row(Text.assemble(claim.statement, ("\n" + claim.evidence, "dim")), verdict)
+    console.print(claims)
+    console.print(f"Report: {report}", highlight=False, soft_wrap=True)

@@ -1,0 +1,53 @@
+"""How a run went, for scripts and for a terminal."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedgrad.cli import options as read
+from fedgrad.report.run import Run
+from fedgrad.report.top import verdict
+from fedgrad.report.words import measure, memory, number, short, title
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """What scripts want to know."""
+    return {
+        "folder": run.folder,
+        "rounds": run.rounds,
+        "runs": {
+            name: {
+                "final": {key: curves[key].last for key in run.measured if key in curves},
+                "hyper": {
+                    key.removeprefix("hyper."): series.last
+                    for key, series in curves.items()
+                    if key.startswith("hyper.")
+                },
+                "rejected": int(sum(curves["rejected"].values)) if "rejected" in curves else 0,
+                "communication_rounds": run.plans[name].rounds * run.rounds,
+                "bytes": run.sent(name),
+            }
+            for name, curves in run.curves.items()
+        },
+    }
+
+
+def show(run: Run, report: Path) -> None:
+    """Print a table, a sentence, and where the report is."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), title_justify="left")
+    table.add_column(f"after {run.rounds:,} rounds", style="dim")
+    for name in run.curves:
+        table.add_column(name, justify="right")
+    for key in run.measured:
+        ends = [curves.get(key) for curves in run.curves.values()]
+        table.add_row(title(key), *(measure(key)(end.last) if end else "" for end in ends))
+    for name in run.learned:
+        values = run.curves[run.main][f"hyper.{name}"].values
+        table.add_row(name, *[number(values[-1]), short(values[0])][: len(run.curves)])
+    table.add_row("Sent in all", *(memory(run.sent(name) or 0) for name in run.curves))
+    console = read.console()
+    console.print(table)
+    if verdict(run):
+        console.print(verdict(run), highlight=False)
+    console.print(f"Report: {report}", highlight=False, soft_wrap=True)

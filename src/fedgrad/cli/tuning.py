@@ -1,0 +1,173 @@
+"""What `fedgrad tune` is asked for, and the training that follows from it."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+from fedgrad.algorithms import hyper as names_of
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.self_tuning import self_tuning
+from fedgrad.algorithms.variants import ALGORITHMS
+from fedgrad.core.errors import ArgumentError
+from fedgrad.plan.plan import Plan, plan
+from fedgrad.report.run import FIXED, LEARNED
+from fedgrad.tasks import Task, TaskError, task
+from fedgrad.training.evaluation import evaluation
+from fedgrad.training.fit import fit
+
+# Learned if nothing is named, where the algorithm has them.
+USUAL = ("server.learning_rate", "server.momentum")
+OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
+EVALUATIONS = 20  # in a run, if nothing is said
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Everything that decides what a run computes, except for how long it runs."""
+
+    task: str
+    task_option: Mapping[str, Any] = field(default_factory=dict)
+    algorithm: str = "fedavgm"
+    learn: list[str] = field(default_factory=list)
+    set: Mapping[str, float] = field(default_factory=dict)
+    cohort: int = 0  # the task's
+    seed: int = 0
+    batch_size: int = 0  # the task's
+    epochs: int = 1
+    weighting: str = "examples"
+    schedule: str = "parallel"
+    gradient_from: str = "fresh"
+    parametrisation: str | Mapping[str, str] = "identity"
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    hyper_optimizer: str = "sgd"
+    hyper_learning_rate: float = 0.01
+    clip: float | None = None
+    normalise: bool = False
+    mode: str = "auto"
+
+    def command(self) -> list[str]:
+        """The words that ask for this, with nothing that goes without saying."""
+        words, usual = ["fedgrad", "tune", self.task], Tuning(self.task)
+        for name in (f.name for f in fields(self)[1:]):
+            value, flag = getattr(self, name), "--" + name.replace("_", "-")
+            if value != getattr(usual, name):
+                words += [flag] if value is True else [flag, _word(value)]
+        return words
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task, an algorithm as it is and one that learns, and where hyperparameters start."""
+
+    asked: Tuning  # with what it leaves open decided
+    task: Task
+    algorithms: Mapping[str, Algorithm]
+    hyper: Any
+    command: list[str]
+
+    def train(
+        self,
+        name: str,
+        rounds: int,
+        out: Path,
+        eval_every: int | None,
+        resume: bool,
+        progress: bool,
+    ) -> None:
+        """Run one of the algorithms; the clients it sees are those that the other one sees."""
+        fit(
+            self.algorithms[name],
+            self.task.train,
+            params=self._first(),
+            rounds=rounds,
+            cohort_size=self.asked.cohort,
+            key=jax.random.key(self.asked.seed),
+            hyper=self.hyper,
+            eval={
+                "test": evaluation({"loss": self.task.loss, **self.task.metrics}, self.task.test)
+            },
+            eval_every=eval_every or max(1, rounds // EVALUATIONS),
+            out=out,
+            resume=resume,
+            progress=progress,
+            config={"tune": {**asdict(self.asked), "command": self.command}},
+        )
+
+    def plans(self) -> dict[str, Plan]:
+        """What a training round does; every one does the same."""
+        key = jax.random.key(self.asked.seed)
+        cohort = self.task.train.sample(key, self.asked.cohort)
+        return {
+            name: plan(
+                algorithm.round,
+                algorithm.init(self._first(), self.hyper),
+                self.hyper,
+                cohort,
+                key,
+                **dict.fromkeys(algorithm.cohorts, cohort),
+            )
+            for name, algorithm in self.algorithms.items()
+        }
+
+    def _first(self) -> Any:
+        return self.task.init(jax.random.fold_in(jax.random.key(self.asked.seed), 0))
+
+
+def prepare(asked: Tuning) -> Prepared:
+    """Make what is asked for, or say what is wrong with it."""
+    try:
+        made = task(asked.task, **asked.task_option)
+    except (TaskError, TypeError, ValueError) as error:
+        if isinstance(error.__cause__, ImportError):
+            raise
+        raise ArgumentError(f"--task-option: {error}") from error
+    command = asked.command()
+    asked = replace(
+        asked,
+        batch_size=asked.batch_size or made.defaults.batch_size,
+        cohort=asked.cohort or made.defaults.cohort_size,
+    )
+    make = ALGORITHMS[asked.algorithm]
+    options: dict[str, Any] = {
+        "batch_size": asked.batch_size,
+        "epochs": asked.epochs,
+        "weighting": asked.weighting,
+    }
+    if "client_learning_rate" in inspect.signature(make).parameters:
+        options["client_learning_rate"] = made.defaults.client_learning_rate
+    fixed = make(made.loss, **options)
+    known = list(names_of.paths(fixed.hyper))
+    learn = asked.learn or [name for name in USUAL if name in known]
+    if not learn:
+        raise ArgumentError(
+            f"{asked.algorithm} has neither {' nor '.join(USUAL)}. Name what to learn with "
+            f"--learn: {', '.join(known)}."
+        )
+    learned = self_tuning(
+        fixed,
+        learn,
+        OPTIMIZERS[asked.hyper_optimizer](asked.hyper_learning_rate),
+        schedule=asked.schedule,  # type: ignore[arg-type]
+        gradient_from=asked.gradient_from,  # type: ignore[arg-type]
+        mode=asked.mode,  # type: ignore[arg-type]
+        parametrisation=asked.parametrisation,
+        bounds=asked.bounds,
+        clip=asked.clip,
+        normalise=asked.normalise,
+    )
+    hyper = names_of.replace(fixed.hyper, asked.set)
+    asked = replace(asked, learn=names_of.select(hyper, learn))
+    return Prepared(asked, made, {LEARNED: learned, FIXED: fixed}, hyper, command)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={_word(v)}" for name, v in value.items())
+    if isinstance(value, tuple):
+        return ":".join(map(_word, value))
+    return ",".join(value) if isinstance(value, list) else str(value)

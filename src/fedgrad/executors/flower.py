@@ -1,0 +1,231 @@
+"""The executor for real federations: data stay on the nodes, client stages travel to them."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.core.cohort import Cohort
+from fedgrad.core.errors import ArgumentError, CohortError, PlanError, nearest
+from fedgrad.core.placement import is_client
+from fedgrad.core.program import Program
+from fedgrad.core.trace import Arguments, read_arguments
+from fedgrad.federation.call import Call
+from fedgrad.federation.envelope import Transport
+from fedgrad.federation.errors import CohortMismatch, NoAnswer
+from fedgrad.federation.exported import PLATFORMS, StageProgram, programs
+from fedgrad.federation.federation import Federation
+from fedgrad.federation.messages import BeginAgain, Group, Messages, Terms
+from fedgrad.federation.population import NodePopulation
+from fedgrad.federation.prepared import Prepared
+from fedgrad.federation.report import Report
+from fedgrad.federation.values import NodeValue, choose, handles
+from fedgrad.plan.plan import make_plan, plan
+
+
+class Flower:
+    """Runs programs on a federation.
+
+    `federation`: the address of a SuperLink (`connection` goes to
+    `fedgrad.federation.flower_driver.connect`), a transport, or another executor's federation.
+    `deadline`: seconds that clients have to answer each message. `missing`: what it means if they
+    do not, or not with what was asked of them: "fail", or "drop", which leaves them out of
+    everything. `non_finite`: "missing" takes NaN and infinity for no answer, "allow" for an answer.
+    `over_select`: ask so many times as many clients as a cohort wants, and take the first.
+    `at_least`: fewer clients are no result. `recompute`: clients compute again what they would have
+    to remember. `signing_key`: the operator's Ed25519 key (PEM, or a path), for sites that allow
+    what is signed. `platforms`: what the stages are compiled for.
+    """
+
+    def __init__(
+        self,
+        federation: str | Transport | Federation,
+        *,
+        deadline: float = 60.0,
+        missing: str = "fail",
+        non_finite: str = "missing",
+        over_select: float = 1.0,
+        at_least: int = 1,
+        recompute: bool = False,
+        signing_key: bytes | str | Path | None = None,
+        platforms: tuple[str, ...] = PLATFORMS,
+        **connection: Any,
+    ) -> None:
+        _one_of("missing", missing, ["fail", "drop"])
+        _one_of("non_finite", non_finite, ["missing", "allow"])
+        if deadline <= 0 or over_select < 1 or at_least < 1:
+            raise ArgumentError.here(
+                f"flower(deadline={deadline}, over_select={over_select}, at_least={at_least}): "
+                "a deadline is positive, and the others are at least 1."
+            )
+        if isinstance(signing_key, (str, Path)):
+            signing_key = Path(signing_key).read_bytes()
+        self.terms = Terms(
+            deadline, missing == "drop", non_finite == "allow", at_least, signing_key
+        )
+        self.over_select, self.recompute, self.platforms = over_select, recompute, platforms
+        self.federation = _federation(federation, deadline, connection)
+        self._reports = threading.local()
+
+    # --- who takes part -------------------------------------------------------------------
+
+    def clients(self, part: str = "", which: Any = None) -> Any:
+        """The clients' data as they are, for a client argument: a tree of handles.
+
+        `part`: an entry of the dict of data that nodes have. `which`: clients by index; else all.
+        """
+        everyone = self.federation.values(part)
+        if which is None:
+            return everyone
+        known = list(handles(everyone)[0].clients)
+        chosen = [int(client) for client in which]
+        if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(known):
+            raise CohortError.here(f"Choose different clients among {known}, got {chosen}.")
+        return choose(everyone, chosen)
+
+    def population(self, part: str = "") -> NodePopulation:
+        """All clients, with examples of which each has its own number: for `fg.fit`, and for
+        cohorts by `population.sample(key, size)`."""
+        return NodePopulation(self.federation.examples(part), self.over_select)
+
+    @property
+    def report(self) -> Report | None:
+        """Who took part in the last call that this thread made, and what was sent."""
+        return getattr(self._reports, "last", None)
+
+    def programs(self, program: Program, *args: Any, **kwargs: Any) -> tuple[StageProgram, ...]:
+        """What nodes would be sent for this call, for a site to read and to allow by digest."""
+        return programs(plan(program, *args, **kwargs), self.platforms)
+
+    # --- running --------------------------------------------------------------------------
+
+    def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
+        """The program as a function of its arguments by name."""
+        ready: dict[Any, Prepared] = {}
+
+        def prepare(arguments: Arguments) -> Prepared:
+            shapes = tuple((str(v.aval), v.aval.weak_type, v.at) for v in arguments.values)
+            tree = jax.tree.structure(arguments.rebuild(list(range(len(shapes)))))
+            key = (shapes, tree, jax.dtypes.canonicalize_dtype(float))  # with or without x64
+            if key not in ready:
+                made = make_plan(program, arguments, self.recompute)
+                ready[key] = Prepared(made, self.platforms)
+            return ready[key]
+
+        def run(arguments: dict[str, Any]) -> Any:
+            _check_arguments(program, arguments)
+            report = self._reports.last = Report(program.name)
+            groups = self._groups(program, arguments)
+            report.asked = {p: len(group.clients) for p, group in groups.items()}
+            while True:
+                chosen = _chosen(program, arguments, groups)
+                args = read_arguments(program, chosen)
+                prepared = prepare(args)
+                messages = Messages(self.federation, groups, self.terms, report)
+                try:
+                    outputs = _outputs(Call(prepared, messages), args)
+                except BeginAgain:  # each time with fewer clients
+                    groups = {p: Group(group.clients) for p, group in groups.items()}
+                    continue
+                report.answered = {p: len(group.clients) for p, group in groups.items()}
+                results = [
+                    NodeValue(x, v.aval.shape, v.aval.dtype, tuple(groups[v.at].clients))
+                    if is_client(v.at)
+                    else jnp.asarray(x)
+                    for v, x in zip(prepared.plan.steps.outputs, outputs, strict=True)
+                ]
+                return jax.tree.unflatten(prepared.plan.outputs, results)
+
+        return run
+
+    def _groups(self, program: Program, arguments: dict[str, Any]) -> dict[str, Group]:
+        """The clients of each placement: those of which all its arguments are."""
+        groups: dict[str, Group] = {}
+        for name, placement in program.placements.items():
+            for handle in handles(arguments[name]):
+                new = list(handle.clients)
+                group = groups.setdefault(placement.name, Group(new, handle.wanted))
+                common = [client for client in group.clients if client in new]
+                if not self.terms.drop and not len(common) == len(group.clients) == len(new):
+                    raise CohortMismatch.here(
+                        f"{program.name}: arguments at {placement.name} are on different clients, "
+                        f"{group.clients} and {new}. Give all of them the same clients; with "
+                        "missing='drop' those that have all take part."
+                    )
+                if not common:
+                    raise NoAnswer.here(
+                        f"{program.name}: no client has all arguments at {placement.name}."
+                    )
+                group.clients = common
+                wanted = [w for w in (group.wanted, handle.wanted) if w is not None]
+                group.wanted = min(wanted) if wanted and min(wanted) < len(common) else None
+        return groups
+
+
+def _outputs(call: Call, args: Arguments) -> list[Any]:
+    inputs = [
+        leaf.remote if is_client(v.at) else jnp.asarray(leaf)
+        for v, leaf in zip(args.values, args.leaves, strict=True)
+    ]
+    outputs = call.run(call.prepared.plan.steps, inputs)
+    call.send()  # what clients compute for themselves, without a message so far
+    return outputs
+
+
+def _chosen(program: Program, arguments: dict[str, Any], groups: dict[str, Group]) -> Any:
+    """The arguments of the clients that take part."""
+    return {
+        name: argument
+        if name not in program.placements
+        else choose(
+            argument,
+            groups[program.placements[name].name].clients,
+            groups[program.placements[name].name].wanted,
+        )
+        for name, argument in arguments.items()
+    }
+
+
+def _check_arguments(program: Program, arguments: dict[str, Any]) -> None:
+    for name, argument in arguments.items():
+        leaves = jax.tree.leaves(argument)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise PlanError.here(
+                f"{program.name} runs on a federation, so jax.jit, jax.grad and the like cannot go "
+                f"through it (argument {name!r}). Its derivative is fg.grad({program.name})."
+            )
+        if name not in program.placements:
+            continue
+        parts = jax.tree.leaves(argument, is_leaf=lambda x: isinstance(x, Cohort))
+        data = [part.store if isinstance(part, Cohort) else part for part in parts]
+        wrong = [x for x in jax.tree.leaves(data) if not isinstance(x, NodeValue)]
+        if wrong or not handles(argument):
+            got = type(wrong[0]).__name__ if wrong else repr(argument)
+            raise CohortError.here(
+                f"{program.name}: argument {name!r} is at {program.placements[name].name}, so on "
+                f"a federation it is on the nodes; got {got}. Pass executor.clients(...), a cohort "
+                "of executor.population(...), or a client-placed result of another call."
+            )
+
+
+def _federation(given: Any, deadline: float, connection: dict[str, Any]) -> Federation:
+    if isinstance(given, Federation):
+        return given
+    if isinstance(given, str):
+        from fedgrad.federation.flower_driver import connect
+
+        return Federation(connect(given, **connection), deadline)
+    if connection or not hasattr(given, "exchange"):
+        raise ArgumentError.here(
+            f"flower({given!r}, {', '.join(connection)}): give the address of a SuperLink (and how "
+            "to connect to it), a transport, or the federation of another executor."
+        )
+    return Federation(given, deadline)
+
+
+def _one_of(name: str, value: str, known: list[str]) -> None:
+    if value not in known:
+        raise ArgumentError.here(f"flower({name}={value!r}):" + nearest(value, known))

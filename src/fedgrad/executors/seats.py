@@ -1,0 +1,116 @@
+"""Who sits where: the clients of a placement, over devices and in the order in which they run.
+
+Clients of different sizes run in the order of their sizes, so that those that run together are
+about equally long. Where they may move, they are dealt to the devices like cards, so that every
+device has the same work. A device has as many seats as every other; some may stay empty.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.core.cohort import Cohort
+from fedgrad.core.errors import CohortError
+from fedgrad.executors.devices import Devices
+from fedgrad.executors.sharded import ShardedCohort
+
+Array = jax.Array
+
+
+@dataclass(frozen=True, eq=False)
+class Seats:
+    """The seats of the clients of one placement."""
+
+    clients: int
+    count: int  # seats, on all devices
+    devices: Devices | None = None  # None: there is one
+    client: Array | None = None  # which client is in each seat; None: they sit as they came
+    taken: Array | None = None  # is anybody there; None: in every seat
+    stay: bool = False  # nobody changes the device, and `client` counts from each one's first
+    own_stores: bool = False  # each device has a store of examples of its own clients
+
+    def seated(self, x: Any) -> Any:
+        """A value of all clients, one row for each seat. An empty seat repeats some client."""
+        if self.stay and self.devices is not None:
+            return self.devices.own_rows(lambda x, order: x[order], x, self.client)
+        if self.client is not None:
+            return self.spread(x[self.client])
+        if self.count != self.clients:
+            return self.spread(x[jnp.minimum(jnp.arange(self.count), self.clients - 1)])
+        return x
+
+    def as_came(self, x: Any) -> Any:
+        """A value of all seats, one row for each client, in the order in which they came."""
+        if self.stay and self.devices is not None:
+            return self.devices.own_rows(lambda x, order: x[jnp.argsort(order)], x, self.client)
+        if self.client is None:
+            return x[: self.clients]
+        client = self.client
+        if self.taken is not None:
+            client = jnp.where(self.taken, client, self.clients)
+        return x[jnp.argsort(client)[: self.clients]]
+
+    def spread(self, x: Any) -> Any:
+        """A value with one row for each seat, put where the seats are."""
+        if self.devices is None:
+            return x
+        return jax.lax.with_sharding_constraint(x, self.devices.split)
+
+    def argument(self, argument: Any) -> Any:
+        """A client argument with one row for each seat."""
+
+        def seated(x: Any) -> Any:
+            if not isinstance(x, Cohort):
+                return self.seated(x)
+            offset, count, index = (self.seated(v) for v in (x.offset, x.count, x.index))
+            if self.own_stores and self.devices is not None and self.taken is not None:
+                offset %= len(jax.tree.leaves(x.store)[0]) // self.devices.count
+                # An empty seat has the first example of its device, so that it is a real one.
+                offset = jnp.where(self.taken, offset, 0)
+                count = jnp.where(self.taken, count, 1)
+            return Cohort(x.store, offset, count, index, x.capacity)
+
+        return jax.tree.map(seated, argument, is_leaf=lambda x: isinstance(x, Cohort))
+
+
+def dealt(clients: int, sizes: Array | None, devices: Devices | None, may_move: bool) -> Seats:
+    """The seats of so many clients; `sizes` are their numbers of examples if these differ.
+    `may_move`: they may be on other devices than they came on."""
+    if devices is None:
+        return Seats(clients, clients, client=None if sizes is None else jnp.argsort(-sizes))
+    count = -(-clients // devices.count) * devices.count
+    if sizes is None:
+        taken = None if count == clients else jnp.arange(count) < clients
+        return Seats(clients, count, devices, taken=taken)
+    if not may_move and count == clients:
+        order = devices.own_rows(lambda size: jnp.argsort(-size), sizes)
+        return Seats(clients, count, devices, order, stay=True)
+    by_size = jnp.argsort(-jax.lax.with_sharding_constraint(sizes, devices.whole))
+    card = jnp.arange(count).reshape(-1, devices.count).T.reshape(-1)
+    taken = None if count == clients else card < clients
+    return Seats(clients, count, devices, by_size[jnp.minimum(card, clients - 1)], taken)
+
+
+def at_home(arguments: list[Any], devices: Devices) -> Seats | None:
+    """The seats of clients who sit where their examples are; None if these are everywhere."""
+    parts = jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Cohort))
+    cohorts = [part for part in parts if isinstance(part, Cohort)]
+    home = next((c for c in cohorts if isinstance(c, ShardedCohort)), None)
+    if home is None:
+        return None
+    if home.devices != devices:
+        raise CohortError.here(
+            f"The cohort's examples are on {home.devices}, but the program runs on {devices}. Make "
+            "the population with the mesh that the program runs on."
+        )
+    if len(cohorts) > 1:
+        raise CohortError.here(
+            f"{len(cohorts)} cohorts for the same clients, of whom one says where they are. Make "
+            "one population of both: a client's examples may be any pytree."
+        )
+    client = jnp.asarray(home.client)
+    taken = client >= 0
+    chosen = jnp.maximum(client, 0)
+    return Seats(len(home), len(client), devices, chosen, taken, own_stores=True)

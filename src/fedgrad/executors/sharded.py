@@ -1,0 +1,183 @@
+"""A population whose examples are spread over the devices: each has those of its own clients.
+
+Clients do not move: who is chosen runs on the device that has its examples. So a cohort may give
+some devices more to do than others, and has a few empty seats on those.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedgrad.core.cohort import Cohort, Population, _counts
+from fedgrad.core.errors import CohortError
+from fedgrad.executors.devices import Devices
+from fedgrad.executors.processes import gather
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, repr=False)
+class ShardedCohort(Cohort):
+    """A cohort of a population that is spread over devices, with a seat for each client on the
+    device that has its examples."""
+
+    client: Any  # of each seat: which client of the cohort, -1 for nobody
+    devices: Devices = field(metadata={"static": True})
+
+
+def on_one_device(argument: Any) -> Any:
+    """An argument as a device sees it: of a store, the shape of the part that is there. So it is
+    traced, because equations may contain that shape (those of derivatives do)."""
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, ShardedCohort):
+            return x
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                (leaf.shape[0] // x.devices.count, *leaf.shape[1:]), leaf.dtype
+            ),
+            x.store,
+        )
+        return Cohort(shapes, x.offset, x.count, x.index, x.capacity)
+
+    return jax.tree.map(one, argument, is_leaf=lambda x: isinstance(x, ShardedCohort))
+
+
+@dataclass(frozen=True, repr=False)
+class ShardedPopulation(Population):
+    """All clients, the examples of each on one device. Make one with `mesh.population`."""
+
+    device: np.ndarray  # of each client: on which one, along the axis
+
+    def _chosen(self, vectors: tuple[Any, Any, Any]) -> Cohort:
+        everyone = self.everyone
+        assert isinstance(everyone, ShardedCohort)
+        if any(isinstance(v, jax.core.Tracer) for v in vectors):
+            raise CohortError.here(
+                "A population that is spread over devices is sampled outside of jit, because where "
+                "its clients run depends on who is chosen. Pass the cohort as an argument."
+            )
+        offset, count, index = (np.asarray(v) for v in vectors)
+        seats = _seats(self.device[index], count, everyone.devices.count)
+        return ShardedCohort(
+            everyone.store, offset, count, index, everyone.capacity, seats, everyone.devices
+        )
+
+
+def population(own: Sequence[Any], devices: Devices) -> ShardedPopulation:
+    """The clients of all processes, from each process its own, one pytree of examples for each."""
+    own = [jax.tree.map(_canonical, client) for client in own]
+    device, sizes, start = _all_clients(own, devices)
+    capacity = int(sizes.max())
+    offset, filled = np.zeros(len(sizes), np.int64), np.zeros(devices.count, np.int64)
+    for client, d in enumerate(device):
+        offset[client] = filled[d]
+        filled[d] += sizes[client]
+    rows = int(filled.max()) + capacity  # with the spare rows that a last batch may read
+    if rows * devices.count >= 2**31:
+        raise CohortError.here(
+            f"{rows} examples on each of {devices.count} devices are more than 32 bits can count. "
+            "Use more devices or fewer examples."
+        )
+
+    def stored(*leaves: np.ndarray) -> jax.Array:
+        def on_device(index: Any) -> np.ndarray:
+            d = (index[0].start or 0) // rows
+            mine = [x for x, where in zip(leaves, device[start:], strict=False) if where == d]
+            spare = rows - sum(map(len, mine))
+            # Spare rows are examples too: see fedgrad.core.cohort.population.
+            return np.concatenate(
+                [*mine, np.broadcast_to(mine[0][:1], (spare, *mine[0].shape[1:]))]
+            )
+
+        shape = (rows * devices.count, *leaves[0].shape[1:])
+        return jax.make_array_from_callback(shape, devices.split, on_device)
+
+    start_row = (offset + device * rows).astype(np.int32)
+    index, seats = np.arange(len(sizes), dtype=np.int32), _seats(device, sizes, devices.count)
+    store = jax.tree.map(stored, *own)
+    everyone = ShardedCohort(store, start_row, sizes, index, capacity, seats, devices)
+    return ShardedPopulation(everyone, start_row, sizes, device)
+
+
+def shard(own: Any, devices: Devices) -> Any:
+    """Values of this process's clients (stacked) as values of all processes' clients."""
+    leaves = jax.tree.leaves(own)
+    counts = {x.shape[0] if np.ndim(x) else None for x in leaves}
+    if len(counts) != 1 or None in counts:
+        raise CohortError.here(
+            "mesh.shard takes a pytree of arrays with one row for each client of this process; got "
+            f"leaves of shapes {[np.shape(x) for x in leaves]}."
+        )
+    n = len(leaves[0])
+    given = [int(x) for x in gather(devices, np.array(n, np.int32))]
+    share = n // len(devices.own)
+    if n % len(devices.own) or len(set(given)) > 1:
+        raise CohortError.here(
+            f"mesh.shard: every device has to get the same number of clients. This process has "
+            f"{n} clients for {len(devices.own)} devices; the processes have {given}. Give each "
+            "process as many, a multiple of its devices, or use mesh.population, which takes any."
+        )
+
+    def spread(x: Any) -> jax.Array:
+        shape = (share * devices.count, *x.shape[1:])
+        return jax.make_array_from_process_local_data(devices.split, x, shape)
+
+    return jax.tree.map(spread, own)
+
+
+def _all_clients(own: list[Any], devices: Devices) -> tuple[np.ndarray, np.ndarray, int]:
+    """Of all processes' clients: the device and the number of examples; and our first one."""
+    sizes = _counts(own)
+    if len(own) < len(devices.own):
+        raise CohortError.here(
+            f"mesh.population: this process has {len(own)} clients for {len(devices.own)} devices. "
+            "Give it at least one for each."
+        )
+    shapes = [f"{x.dtype}{x.shape[1:]}" for x in jax.tree.leaves(own[0])]
+    kind = zlib.crc32(f"{jax.tree.structure(own[0])} {shapes}".encode())
+    kinds, numbers = gather(devices, np.array([kind, len(own)], np.uint32)).T
+    if (kinds != kind).any():
+        raise CohortError.here(
+            f"mesh.population: examples have not the same structure, shapes and dtypes in every "
+            f"process. Here they are {jax.tree.structure(own[0])} with {shapes}."
+        )
+    # Large ones first, each to the device that has the fewest examples so far.
+    filled = dict.fromkeys(devices.own, 0)
+    device = np.zeros(len(own), np.int32)
+    for client in np.argsort(-sizes, kind="stable"):
+        device[client] = min(filled, key=lambda d: filled[d])
+        filled[device[client]] += sizes[client]
+    table = np.zeros((int(numbers.max()), 2), np.int32)
+    table[: len(own)] = np.stack([device, sizes], 1)
+    tables = gather(devices, table)
+    every = np.concatenate([t[:n] for t, n in zip(tables, numbers, strict=True)])
+    return (
+        every[:, 0],
+        every[:, 1],
+        int(numbers[: devices.processes.index(jax.process_index())].sum()),
+    )
+
+
+def _seats(device: np.ndarray, count: np.ndarray, devices: int) -> np.ndarray:
+    """Which client sits in each seat: on its device, the large ones first.
+
+    The number of seats is rounded up, so that cohorts of one size have few different numbers of
+    them, for each of which a program is compiled once.
+    """
+    order = np.lexsort((-count, device))
+    taken = np.bincount(device, minlength=devices)
+    step = max(1, len(device) // (4 * devices))
+    share = -(-int(taken.max()) // step) * step
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(taken) - taken, taken)
+    seats = np.full(devices * share, -1, np.int32)
+    seats[device[order] * share + rank] = order
+    return seats
+
+
+def _canonical(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)

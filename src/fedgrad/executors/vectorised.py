@@ -1,0 +1,208 @@
+"""The whole plan as one function that JAX compiles: many clients at a time, on any devices."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.core.control import rebuild
+from fedgrad.core.errors import PlanError
+from fedgrad.core.graph import read
+from fedgrad.core.placement import is_client
+from fedgrad.core.primitives import jax_primitives
+from fedgrad.core.program import Program
+from fedgrad.core.trace import Arguments, read_arguments
+from fedgrad.executors.clients import Clients, Work, map_sum
+from fedgrad.executors.convolutions import default_rules
+from fedgrad.executors.devices import Devices
+from fedgrad.executors.loops import early_exit, ends_early
+from fedgrad.executors.rewrite import Rules, evaluate
+from fedgrad.executors.seats import Seats, at_home, dealt
+from fedgrad.executors.sharded import on_one_device
+from fedgrad.executors.slices import one_by_one
+from fedgrad.executors.walk import Env, Walk
+from fedgrad.plan.plan import Plan, make_plan
+from fedgrad.plan.stages import Exchange, Loop
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How many clients run at a time, and on which devices (None: one, which JAX chooses).
+
+    `resident`: values live on these devices, client values split and server values on all of them.
+    Otherwise the devices only share the work, and JAX decides where values are.
+    """
+
+    chunk: int | None = None
+    devices: Devices | None = None
+    resident: bool = False
+
+
+def compile(program: Program, setting: Setting) -> Callable[[dict[str, Any]], Any]:
+    """The program as a function of its arguments by name."""
+    names = tuple(program.signature.parameters)
+
+    def run(*values: Any) -> Any:
+        return _run(program, setting, dict(zip(names, values, strict=True)))
+
+    run.__name__ = program.name
+    compiled = jax.jit(run)
+
+    @functools.wraps(run)
+    def call(arguments: dict[str, Any]) -> Any:
+        try:
+            return compiled(*[arguments[name] for name in names])
+        except TypeError:
+            read_arguments(program, arguments)  # says it better, if it is about an argument
+            raise
+
+    return call
+
+
+def _run(program: Program, setting: Setting, arguments: dict[str, Any]) -> Any:
+    resident, devices = setting.resident, setting.devices
+    seen = {name: on_one_device(a) for name, a in arguments.items()} if resident else arguments
+    args = read_arguments(program, seen)
+    plan = make_plan(program, args, recompute=setting.chunk is not None)
+    if not resident and max(args.clients.values(), default=1) == 1:
+        devices = None  # a client alone is faster with all cores
+    seats = {}
+    for placement, n in args.clients.items():
+        mine = [arguments[name] for name, at in program.placements.items() if at.name == placement]
+        home = at_home(mine, devices) if resident and devices is not None else None
+        may_move = not resident or _is_light(placement, args, plan)
+        seats[placement] = home or dealt(n, args.sizes.get(placement), devices, may_move)
+    # The same arguments, with one row for each seat instead of one for each client.
+    seated = dict(arguments)
+    for name, at in program.placements.items():
+        seated[name] = seats[at.name].argument(arguments[name])
+    args = read_arguments(program, seated)
+    outputs = _Vectorised(args, seats, devices, setting.chunk).run(plan.steps, args.leaves)
+    results = []
+    for value, x in zip(plan.steps.outputs, outputs, strict=True):
+        x = seats[value.at].as_came(x) if is_client(value.at) else x
+        if devices is not None and resident:
+            x = devices.settle(x, is_client(value.at))
+        results.append(x)
+    if plan.opened:
+        results = _only_by_fedgrad(results, program.name, plan.opened)
+    return jax.tree.unflatten(plan.outputs, results)
+
+
+def _is_light(placement: str, args: Arguments, plan: Plan) -> bool:
+    """Is it nothing to move a client to another device: is it only its place in a store?"""
+    own = [v for v in args.values if v.at == placement and not v.shared]
+    results = [v for v in plan.steps.outputs if v.at == placement]
+    return not results and all(v.aval.shape == () for v in own)
+
+
+class _Vectorised(Walk):
+    """A client value is one array with a row for each seat."""
+
+    def __init__(
+        self,
+        args: Arguments,
+        seats: dict[str, Seats],
+        devices: Devices | None,
+        chunk: int | None,
+    ) -> None:
+        self.indices, self.ragged = args.indices, set(args.sizes)
+        self.seats, self.devices, self.chunk = seats, devices, chunk
+
+    def index(self, placement: str) -> Any:
+        seats = self.seats[placement]
+        if placement in self.indices:
+            return self.indices[placement]
+        return seats.seated(jnp.arange(seats.clients, dtype=jnp.int32))
+
+    def at_clients(self, x: Any, placement: str) -> Any:
+        x, seats = jnp.asarray(x), self.seats[placement]
+        return seats.spread(jnp.broadcast_to(x, (seats.count, *x.shape)))
+
+    def exchange(self, exchange: Exchange, env: Env) -> None:
+        stage, seats = exchange.stage, self.seats[exchange.placement]
+        own = exchange.own
+        messages = [v for pair in (*exchange.down, *exchange.up) for v in pair[:1]]
+        devices = self.devices
+        clients = Clients(
+            seats.count if devices is None else seats.count // devices.count,
+            exchange.placement in self.ragged,
+            self.chunk,
+            devices is None or devices.per_process == 1,
+            sum(v.bytes for v in (*own, *messages) if not v.shared),
+            tuple(v.aval for v, _ in exchange.up),
+        )
+        # A constant of an outer loop is the same for all clients, like a store of examples.
+        constants = [v for v in own if not v.shared and not is_client(v.at)]
+        stores = [v for v in own if v.shared]
+        each = [v for v in own if not v.shared and is_client(v.at)]
+        names = [r for _, r in exchange.down] + constants + stores + each
+
+        def one(rules: Rules, *values: list[Any]) -> tuple[list[Any], list[Any]]:
+            local = dict(zip(names, [x for part in values for x in part], strict=True))
+            evaluate(stage.equations, local, rules)
+            results = [read(local, v) for v in stage.outputs]
+            return results[: len(exchange.up)], results[len(exchange.up) :]
+
+        plain = default_rules()
+        work = Work(functools.partial(one, plain))
+        if exchange.placement in self.ragged or ends_early(stage.equations):
+            fast: dict[Any, Any] = {**plain, jax_primitives.dynamic_slice_p: one_by_one}
+            fast[jax_primitives.scan_p] = early_exit(fast)
+            work = Work(functools.partial(one, fast), functools.partial(one, plain))
+        run = functools.partial(map_sum, work, clients)
+        down = [read(env, sent) for sent, _ in exchange.down] + [env[v] for v in constants]
+        values = (seats.taken, down, [env[v] for v in stores], [env[v] for v in each])
+        if devices is None:
+            totals, kept = run(*values)
+        else:
+            totals, kept = devices.total(run, *values, split=(True, False, seats.own_stores, True))
+        for (_, total), x in zip(exchange.up, totals, strict=True):
+            env[total] = x.astype(total.aval.dtype)
+        env.update(zip(exchange.kept, kept, strict=True))
+
+    def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        params = loop.equation.params
+        n, m = params["num_consts"], params["num_carry"]
+        xs_at = [v.at for v in loop.bodies[0].inputs[n + m :]]
+        xs = [_time_first(x, at) for x, at in zip(inputs[n + m :], xs_at, strict=True)]
+        out = self._rebuild(loop, [*inputs[: n + m], *xs])
+        ys_at = [v.at for v in loop.equation.outputs[m:]]
+        return [*out[:m], *[_time_first(y, at) for y, at in zip(out[m:], ys_at, strict=True)]]
+
+    def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        return self._rebuild(loop, inputs)
+
+    def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        return self._rebuild(loop, inputs)
+
+    def _rebuild(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        places = [v.at for v in loop.equation.outputs]
+        bodies = [functools.partial(self.run, body, at=places) for body in loop.bodies]
+        if loop.kind == "while":  # its first body is the condition, which gives one server value
+            bodies[0] = functools.partial(self.run, loop.bodies[0])
+        return rebuild(loop.equation.primitive, loop.equation.params, inputs, bodies)
+
+
+def _time_first(x: Any, at: str) -> Any:
+    """Swap the axes over clients and over iterations of a client value."""
+    return jnp.swapaxes(x, 0, 1) if is_client(at) else x
+
+
+def _only_by_fedgrad(results: list[Any], name: str, lines: tuple[str, ...]) -> list[Any]:
+    """The results, refusing to be differentiated by JAX: a function with a custom derivative and
+    communication inside was opened to be run, so JAX would silently take another derivative."""
+    same = jax.custom_jvp(lambda xs: xs)
+
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise PlanError.here(
+            f"jax differentiates a call of {name}, but {lines[0]} has a custom "
+            f"derivative around communication, which is not seen from outside. Differentiate the "
+            f"program instead: fg.grad({name})."
+        )
+
+    same.defjvp(refuse)
+    return same(results)

@@ -1,0 +1,122 @@
+"""Train with q fixed and learned, on several data sets."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedgrad.algorithms import hyper as names_of
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.self_tuning import self_tuning
+from fedgrad.algorithms.side_by_side import side_by_side
+from fedgrad.algorithms.variants import fed_avg
+from fedgrad.experiments.experiment import Progress, announce
+from fedgrad.experiments.results import Results
+from fedgrad.tasks.synthetic import synthetic
+from fedgrad.tasks.task import Task
+from fedgrad.training.evaluation import evaluation
+from fedgrad.training.fit import fit
+from fedgrad.training.history import History
+
+SCHEDULES: tuple[Literal["serial"], Literal["parallel"]] = ("serial", "parallel")
+STARTS = (1.0, 0.0)  # of q: by examples, and uniform
+# The curves, in the order in which they lie along the first axis of the results.
+FIXED = tuple(f"fixed {q:g}" for q in STARTS)
+LEARNED = tuple(f"{schedule} from {q:g}" for schedule in SCHEDULES for q in STARTS)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Those of the paper, where it states them."""
+
+    seeds: int = 3  # each with a data set and an order of clients of its own
+    rounds: int = 200
+    clients: int = 100
+    cohort_size: int = 50  # to train, and as many fresh ones for the derivative
+    alpha: float = 1.0
+    beta: float = 1.0
+    batch_size: int = 10
+    client_learning_rate: float = 0.01
+    server_learning_rate: float = 1.0
+    hyper_learning_rate: float = 0.01  # of Adam
+    eval_every: int = 5
+
+
+def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
+    """All curves of all seeds. Both starts of q are trained side by side."""
+    losses, accuracies, exponents = [], [], []
+    for seed in range(settings.seeds):
+        task = synthetic(settings.alpha, settings.beta, settings.clients, seed)
+        histories = [
+            _history(out, settings, task, seed, kind, progress) for kind in ("fixed", *SCHEDULES)
+        ]
+        losses.append(_curves(histories, "eval.train.loss"))
+        accuracies.append(_curves(histories, "eval.test.accuracy"))
+        exponents.append(_curves(histories[1:], "hyper.weight_exponent"))
+    start = float(np.log(10))  # of a model that is zero, whatever the data
+    loss = np.stack(losses, axis=1)
+    return Results(
+        experiment="client-weighting",
+        settings=asdict(settings),
+        facts={"curves": [*FIXED, *LEARNED], "learned": list(LEARNED)},
+        arrays={
+            "rounds": np.concatenate([[0], histories[0].rounds("eval.train.loss")]),
+            # curve x seed x evaluation: the mean over all training examples of all clients
+            "loss": np.concatenate([np.full((*loss.shape[:2], 1), start), loss], axis=2),
+            "accuracy": np.stack(accuracies, axis=1),  # on held-out examples, from the first eval
+            "exponent": np.stack(exponents, axis=1),  # learned curve x seed x round: used in it
+        },
+    )
+
+
+def algorithms(settings: Settings, loss: Any) -> dict[str, Algorithm]:
+    """FedAvg with q fixed, and learned in both schedules."""
+    fixed = fed_avg(
+        loss,
+        client_learning_rate=settings.client_learning_rate,
+        server_learning_rate=settings.server_learning_rate,
+        batch_size=settings.batch_size,
+        weighting="power",
+        # Examples are stored in random order, and an epoch goes through them once.
+        shuffle=False,
+    )
+    adam = optax.adam(settings.hyper_learning_rate)
+    learned = {
+        schedule: self_tuning(fixed, ["weight_exponent"], adam, schedule) for schedule in SCHEDULES
+    }
+    return {"fixed": fixed, **learned}
+
+
+def _history(
+    out: Path, settings: Settings, task: Task, seed: int, kind: str, progress: Progress
+) -> History:
+    announce(progress, f"seed {seed + 1} of {settings.seeds}, q {kind}, from 1 and from 0")
+    algorithm = algorithms(settings, task.loss)[kind]
+    starts = names_of.replace(algorithm.hyper, {"weight_exponent": jnp.asarray(STARTS)})
+    key = jax.random.key(seed)
+    metrics = {"loss": task.loss, **task.metrics}
+    result = fit(
+        side_by_side(algorithm, starts),
+        task.train,
+        params=task.init(key),
+        rounds=settings.rounds,
+        cohort_size=settings.cohort_size,
+        key=key,
+        eval={
+            "train": evaluation({"loss": task.loss}, task.train),
+            "test": evaluation(metrics, task.test),
+        },
+        eval_every=settings.eval_every,
+        out=out / "runs" / f"seed-{seed}-{kind}",
+        progress=progress,
+    )
+    return result.history
+
+
+def _curves(histories: list[History], metric: str) -> np.ndarray:
+    """The metric of both starts of each of these, one row each: curves x rounds."""
+    return np.concatenate([history[metric].T for history in histories])

@@ -1,0 +1,36 @@
+"""FedAvgM that learns its server's learning rate and momentum, against fixed ones."""
+
+from fedgrad.experiments.experiment import Experiment
+from fedgrad.experiments.server_optimizer.claims import claims
+from fedgrad.experiments.server_optimizer.run import OnTask, Settings, run
+from fedgrad.experiments.server_optimizer.shown import figures, tables
+
+SERVER_OPTIMIZER = Experiment(
+    name="server-optimizer",
+    description=(
+        "FedAvgM with server learning rate and momentum fixed against learned, on digits and "
+        "Synthetic(1, 1): four initialisations, 50 trials of each, the best of n trials."
+    ),
+    sizes={
+        "quick": Settings(
+            tasks=(
+                OnTask("digits", {"clients": 30}, cohort_size=5),
+                OnTask("synthetic", {"clients": 20}, cohort_size=3),
+            ),
+            trials=6,
+            seeds=2,
+            rounds=20,
+            eval_every=5,
+        ),
+        "default": Settings(),
+        "full": Settings(
+            tasks=(OnTask("digits", cohort_size=50), OnTask("synthetic", cohort_size=50)),
+            seeds=50,
+            rounds=500,
+        ),
+    },
+    run=run,
+    figures=figures,
+    tables=tables,
+    claims=claims,
+)

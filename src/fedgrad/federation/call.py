@@ -1,0 +1,133 @@
+"""One run of a plan on a federation: the server walks through the plan, nodes run its stages."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.core.graph import Value, read
+from fedgrad.core.placement import is_client
+from fedgrad.executors.clients import wide
+from fedgrad.executors.walk import Env, Walk
+from fedgrad.federation.exported import to_data
+from fedgrad.federation.messages import Messages, Work
+from fedgrad.federation.prepared import Prepared
+from fedgrad.federation.values import Remote, constant, stacked
+from fedgrad.plan.stages import Exchange, Loop, Steps
+
+
+class Call(Walk):
+    """A client value is a `Remote`: where each client finds its own."""
+
+    def __init__(self, prepared: Prepared, messages: Messages) -> None:
+        self.prepared, self.messages = prepared, messages
+        self.name, self.count = uuid.uuid4().hex, 0
+        self.waiting: list[tuple[Work, Exchange, Env]] = []
+
+    def run(
+        self, steps: Steps, inputs: Sequence[Any], at: Sequence[str] | None = None
+    ) -> list[Any]:
+        """As in `Walk`, but all exchanges of a step are one message, and the server's work is
+        compiled."""
+        env: Env = dict(zip(steps.inputs, inputs, strict=True))
+        env.update((v, self.index(placement)) for placement, v in steps.indices.items())
+        for step in steps.steps:
+            for exchange in step.exchanges:
+                self.exchange(exchange, env)
+            if any(exchange.speaks for exchange in step.exchanges):
+                self.send()
+            for loop in step.loops:
+                self.loop(loop, env)
+            self.prepared.server[step](env)
+        places = at or [v.at for v in steps.outputs]
+        return [self.placed(env, v, p) for v, p in zip(steps.outputs, places, strict=True)]
+
+    def index(self, placement: str) -> Any:
+        """Every client's index."""
+        return Remote(["index"])
+
+    def at_clients(self, x: Any, placement: str) -> Any:
+        """A constant as all clients have it."""
+        return constant(x)
+
+    def exchange(self, exchange: Exchange, env: Env) -> None:
+        """Note what clients have to do. What needs no message waits until there is one."""
+        freed = self.prepared.last_reads.get(exchange, ())
+        work = Work(
+            placement=exchange.placement,
+            program=self.prepared.programs[exchange],
+            sent=[np.asarray(to_data(read(env, sent))) for sent, _ in exchange.down],
+            own=[env[v] if is_client(v.at) else constant(env[v]) for v in exchange.own],
+            keep=[self.kept() for _ in exchange.kept],
+            free=[env[v] for v in exchange.own if v in freed],
+        )
+        env.update(zip(exchange.kept, work.keep, strict=True))
+        self.waiting.append((work, exchange, env))
+
+    def kept(self) -> Remote:
+        self.count += 1
+        return self.messages.federation.kept(f"{self.name}/{self.count}")
+
+    def send(self) -> None:
+        """Send what waits, and sum what comes back."""
+        waiting, self.waiting = self.waiting, []
+        if not waiting:
+            return
+        answers = self.messages.send([work for work, _, _ in waiting])
+        for (_, exchange, env), answer in zip(waiting, answers, strict=True):
+            for (_, total), column in zip(exchange.up, zip(*answer, strict=True), strict=True):
+                env[total] = _sum(column)
+
+    # --- loops run here, one iteration after another --------------------------------------
+
+    def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        params, body = loop.equation.params, loop.bodies[0]
+        n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
+        consts, carry = inputs[:n_consts], inputs[n_consts : n_consts + n_carry]
+        xs = inputs[n_consts + n_carry :]
+        places = [v.at for v in loop.equation.outputs]
+        rows: list[list[Any]] = []
+        for i in reversed(range(length)) if params["reverse"] else range(length):
+            now = [x.row(i) if isinstance(x, Remote) else x[i] for x in xs]
+            out = self.run(body, [*consts, *carry, *now], places)
+            carry = out[:n_carry]
+            rows.append(out[n_carry:])
+        if params["reverse"]:
+            rows.reverse()
+        if not rows:
+            return [*carry, *map(self.nothing, loop.equation.outputs[n_carry:])]
+        return [*carry, *[_stack(column) for column in zip(*rows, strict=True)]]
+
+    def nothing(self, value: Value) -> Any:
+        empty = jnp.zeros(value.aval.shape, value.aval.dtype)
+        return self.at_clients(empty, value.at) if is_client(value.at) else empty
+
+    def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        n_cond, n_body = (loop.equation.params[k] for k in ("cond_nconsts", "body_nconsts"))
+        cond_consts, body_consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]
+        carry = inputs[n_cond + n_body :]
+        cond, body = loop.bodies
+        while self.run(cond, [*cond_consts, *carry])[0]:
+            carry = self.run(body, [*body_consts, *carry], [v.at for v in loop.equation.outputs])
+        return carry
+
+    def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        branch = min(max(int(inputs[0]), 0), len(loop.bodies) - 1)
+        places = [v.at for v in loop.equation.outputs]
+        return self.run(loop.bodies[branch], inputs[1:], places)
+
+
+def _sum(column: Sequence[np.ndarray[Any, Any]]) -> Any:
+    """The sum in the order of the cohort, so that the same answers give the same digits."""
+    dtype = column[0].dtype
+    total = column[0].astype(wide(dtype))
+    for x in column[1:]:
+        total = total + x.astype(total.dtype)
+    return jnp.asarray(total.astype(dtype))
+
+
+def _stack(rows: Sequence[Any]) -> Any:
+    """Iterations as one array: of the server, or of each client."""
+    return stacked(rows) if isinstance(rows[0], Remote) else jnp.stack(rows)

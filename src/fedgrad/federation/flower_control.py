@@ -1,0 +1,19 @@
+"""What an operator asks of a SuperLink: who may take part, and who is there."""
+
+from fedgrad.federation import flower_internals as flower
+from fedgrad.federation.connection import Connection
+from fedgrad.federation.flower_http import call, client, located
+
+
+def register(connection: Connection, key: bytes, name: str | None = None) -> int:
+    """Let the node with this public key (PEM) take part; its id."""
+    with located(), client(flower.ControlHttpClient, connection, "fedgrad") as control:
+        request = flower.RegisterNodeRequest(public_key=key, name=name)
+        return int(call(control.RegisterNode, request).node_id)
+
+
+def nodes_online(connection: Connection) -> list[int]:
+    """The ids of the nodes that are connected now, asked without starting a run."""
+    with located(), client(flower.ControlHttpClient, connection, "fedgrad") as control:
+        answer = call(control.ListNodes, flower.ListNodesRequest())
+        return sorted(n.node_id for n in answer.nodes_info if n.status == "online")

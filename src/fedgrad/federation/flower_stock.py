@@ -1,0 +1,82 @@
+"""fedgrad inside Flower apps, by Flower's public API only: what `flwr run` and SuperNodes start.
+
+A SuperNode starts a process for each message. So a node keeps in Flower's state of the run what the
+resident agent (`fedgrad node`) keeps in memory, and JAX compiles again each time: slower, and it
+works wherever Flower does.
+"""
+
+import json
+from typing import Any
+
+from fedgrad.federation.agent import load
+from fedgrad.federation.connection import EngineError
+from fedgrad.federation.data import Context
+from fedgrad.federation.envelope import Envelope
+from fedgrad.federation.flower_engine import FIELD, MESSAGE_TYPE, RECORD, envelope, reply
+from fedgrad.federation.memory import Memory
+from fedgrad.federation.node import Node
+from fedgrad.federation.packing import pack, unpack
+from fedgrad.federation.policy import Policy
+
+try:
+    from flwr.app import Array, ArrayRecord, Message
+    from flwr.app import Context as FlowerContext
+    from flwr.clientapp import ClientApp
+except ImportError as error:
+    raise EngineError(
+        f"A Flower app needs Flower 1.41 or later ({error}): pip install 'fedgrad[flower]'"
+    ) from error
+
+_SECONDS = 600.0
+
+
+def client_app() -> ClientApp:
+    """The ClientApp of a node. The site configures it where it starts its SuperNode:
+
+    --node-config 'data="module:function" policy="/path/policy.toml" partition-id=0'
+    """
+    app = ClientApp()
+    _, _, action = MESSAGE_TYPE.partition(".")
+
+    @app.query(action)
+    def answer(message: Message, context: FlowerContext) -> Message:
+        config = dict(context.node_config)
+        node = Node(
+            load(str(_required(config, "data"))),
+            Policy.read(str(config["policy"])) if "policy" in config else Policy(),
+            context=Context(config),
+            memory=_recalled(context),
+        )
+        answered = reply(message, node.handle(envelope(message)))
+        _remember(context, node.memory)
+        return answered
+
+    return app
+
+
+def _required(config: dict[str, Any], name: str) -> Any:
+    if name not in config:
+        raise EngineError(f"The SuperNode has no {name!r} in its --node-config.")
+    return config[name]
+
+
+def _recalled(context: FlowerContext) -> Memory:
+    memory = Memory(_SECONDS)
+    record = context.state.get(RECORD)
+    if isinstance(record, ArrayRecord):
+        kept = unpack(record[FIELD].data)
+        names, times = json.loads(str(kept.meta["names"])), json.loads(str(kept.meta["times"]))
+        memory.entries.update(
+            (name, (array, time))
+            for name, array, time in zip(names, kept.arrays, times, strict=True)
+        )
+    return memory
+
+
+def _remember(context: FlowerContext, memory: Memory) -> None:
+    names = json.dumps(list(memory.entries))
+    times = json.dumps([used for _, used in memory.entries.values()])
+    arrays = tuple(array for array, _ in memory.entries.values())
+    data = pack(Envelope("memory", {"names": names, "times": times}, arrays))
+    array = Array("uint8", (len(data),), "fedgrad.memory", data)
+    context.state[RECORD] = ArrayRecord({FIELD: array})

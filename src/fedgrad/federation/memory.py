@@ -1,0 +1,62 @@
+"""What a node remembers from one message to the next."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+PROGRAM, CONSTANT, KEPT = "program/", "constant/", "kept/"
+MOST_PROGRAMS = 256
+
+
+@dataclass
+class Memory:
+    """Arrays by name: programs and constants by digest, kept values by the name they were given.
+
+    What nobody has used for `seconds` is gone. Only programs stay, up to a number of them. All of
+    it is in `entries`, name -> (array, time of last use), for who has to put it elsewhere.
+    """
+
+    seconds: float
+    clock: Callable[[], float] = time.time
+    entries: dict[str, tuple[Any, float]] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock, repr=False)
+
+    def get(self, name: str) -> Any:
+        """The array, or None; a used one is not old."""
+        with self.lock:
+            found = self.entries.pop(name, None)
+            if found is None:
+                return None
+            self.entries[name] = (found[0], self.clock())  # at the end: the order is that of use
+            return found[0]
+
+    def put(self, name: str, array: Any) -> None:
+        """Remember an array."""
+        with self.lock:
+            self.entries.pop(name, None)
+            self.entries[name] = (array, self.clock())
+            programs = [known for known in self.entries if known.startswith(PROGRAM)]
+            for old in programs[:-MOST_PROGRAMS]:
+                del self.entries[old]
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop these, if they are there."""
+        with self.lock:
+            for name in names:
+                self.entries.pop(name, None)
+
+    def expire(self) -> None:
+        """Drop what is old. Done with each message; who waits long for one can call it."""
+        with self.lock:
+            oldest = self.clock() - self.seconds
+            for name, (_, used) in list(self.entries.items()):
+                if used < oldest and not name.startswith(PROGRAM):
+                    del self.entries[name]
+
+    @property
+    def bytes(self) -> int:
+        """Of constants and kept values."""
+        with self.lock:
+            return sum(a.nbytes for n, (a, _) in self.entries.items() if not n.startswith(PROGRAM))

@@ -1,0 +1,219 @@
+"""What a site runs, whatever the engine: it answers one request after another.
+
+The server can ask for three things: what there is ("describe"), to run programs on the client's own
+values ("run"), and to drop values ("forget"). The policy is asked before anything runs. What a
+program does not send as a sum stays here.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.federation.data import Context, OwnData
+from fedgrad.federation.envelope import Envelope, Meta
+from fedgrad.federation.errors import FederationError
+from fedgrad.federation.exported import StageProgram, read_program
+from fedgrad.federation.memory import CONSTANT, KEPT, PROGRAM, Memory
+from fedgrad.federation.policy import Policy, Refusal
+
+log = logging.getLogger("fedgrad.node")
+
+
+class _Unknown(Exception):
+    """A program or constant is not here (any more); the server can send it again."""
+
+
+class _Lost(Exception):
+    """A value that the client should have kept is not here (any more)."""
+
+
+class Node:
+    """One client of a federation: its data, its policy, and what it remembers between messages.
+
+    `data(context)` returns this client's data, a tree of arrays; it is called when they are first
+    needed. `memory` is where values are kept; by default in this process.
+    """
+
+    def __init__(
+        self,
+        data: Callable[[Any], Any],
+        policy: Policy,
+        memory_seconds: float = 600,
+        *,
+        context: Context | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        self.policy, self.context = policy, context or Context()
+        self.memory = Memory(memory_seconds) if memory is None else memory
+        self.data = OwnData(data, self.context)
+        self.platform = jax.default_backend()
+        self._programs: dict[str, StageProgram] = {}
+        self._on_device: dict[str, Any] = {}
+
+    def handle(self, request: Envelope) -> Envelope:
+        """The reply to a request. Nothing that a request says makes this raise."""
+        answers = {
+            "describe": self._describe,
+            "run": self._run,
+            "forget": self._forget,
+        }
+        try:
+            self.memory.expire()
+            if request.kind not in answers:
+                raise FederationError(f"this node does not know requests of kind {request.kind!r}")
+            # Programs say their dtypes; whether this process likes 64 bits is not their affair.
+            with jax.enable_x64(True):
+                return answers[request.kind](request)
+        except Refusal as refusal:
+            log.warning("refused: %s", refusal)
+            return Envelope("refused", {"reason": str(refusal)})
+        except _Unknown as missing:
+            return Envelope("unknown", {"reason": f"not here: {missing}", "digest": str(missing)})
+        except _Lost as lost:
+            return Envelope("error", {"reason": f"has lost a value: {lost}", "lost": True})
+        except FederationError as error:
+            return Envelope("error", {"reason": str(error)})
+        except Exception as error:
+            # The text of a foreign exception may quote the data, so only the site gets to see it.
+            log.exception("a request of kind %r failed", request.kind)
+            reason = f"{type(error).__name__} on the node, which has the details in its log"
+            return Envelope("error", {"reason": reason})
+
+    def _describe(self, request: Envelope) -> Envelope:
+        meta: dict[str, Meta] = {"platform": self.platform, "version": 1}
+        if self.context.index is not None:
+            meta["index"] = self.context.index
+        if "part" in request.meta:
+            part, examples = str(request.meta["part"]), bool(request.meta["examples"])
+            meta.update(self.data.describe(part, examples))
+        else:
+            meta["parts"] = self.data.parts
+        return Envelope("ok", meta)
+
+    def _take(self, blob: Any, signature: str) -> None:
+        """Take a new program, if the policy allows it."""
+        program = read_program(np.asarray(blob, np.uint8).tobytes())
+        self.policy.check_program(program, bytes.fromhex(signature), self.platform)
+        self.memory.put(PROGRAM + program.digest, np.asarray(blob, np.uint8))
+        self._programs[program.digest] = program
+
+    def _forget(self, request: Envelope) -> Envelope:
+        self.memory.forget(KEPT + str(name) for name in _names(request.meta.get("names", [])))
+        return Envelope("ok", {})
+
+    def _run(self, request: Envelope) -> Envelope:
+        """meta: `work`, a list of stages with where their inputs are and what is kept of their
+        outputs; `constants`, their digests, and `signatures` of programs, both of which are the
+        last arrays; `names`, what can be forgotten."""
+        self._forget(request)
+        self.policy.check_bytes(request.bytes, "received")
+        constants = _names(request.meta.get("constants", []))
+        signatures = _names(request.meta.get("signatures", []))
+        sent = list(request.arrays)
+        for signature in reversed(signatures):
+            self._take(sent.pop(), signature)
+        for digest in reversed(constants):
+            self._check_memory(sent[-1].nbytes)
+            self.memory.put(CONSTANT + digest, sent.pop())
+        work = json.loads(str(request.meta["work"]))
+        index = request.meta.get("index", self.context.index)
+        found = [self._program(item["program"]) for item in work]
+        for item in work:
+            self.policy.check_cohort(int(item["cohort"]))
+        summed: list[Any] = []
+        for item, program in zip(work, found, strict=True):
+            own = [self._find(source, index) for source in item["inputs"]]
+            inputs, sent = [*sent[: program.sent], *own], sent[program.sent :]
+            outputs = program.compile()(*_fitted(inputs, program))
+            self._keep(item["keep"], outputs[program.summed :])
+            summed += outputs[: program.summed]
+            self.memory.forget(KEPT + name for name in item["free"])
+        if sent:
+            raise FederationError("more arrays came than the programs take")
+        reply = Envelope("ok", {}, tuple(np.asarray(x) for x in summed))
+        self.policy.check_bytes(reply.bytes, "sent")
+        return reply
+
+    def _keep(self, names: list[str], values: list[Any]) -> None:
+        if len(names) != len(values):
+            raise FederationError("the outputs that stay have not as many names")
+        self._check_memory(sum(x.nbytes for x in values))
+        for name, value in zip(names, values, strict=True):
+            self.memory.put(KEPT + name, value)
+
+    def _check_memory(self, more: int) -> None:
+        self.policy.check_memory(self.memory.bytes + more)
+
+    def _program(self, digest: str) -> StageProgram:
+        blob = self.memory.get(PROGRAM + digest)
+        if blob is None:
+            self._programs.pop(digest, None)
+            raise _Unknown(digest)
+        if digest not in self._programs:  # another process took it
+            self._programs[digest] = read_program(blob.tobytes())
+        return self._programs[digest]
+
+    # --- values ---------------------------------------------------------------------------
+
+    def _find(self, source: list[Any], index: Any) -> Any:
+        """The client's value that a source names."""
+        kind, *rest = source
+        if kind in ("data", "rows"):
+            return self._own(source)
+        if kind == "count":
+            return np.int32(self.data.count(rest[0]))
+        if kind == "offset":
+            return np.int32(0)
+        if kind == "index":
+            if index is None:
+                raise FederationError("this client has no index")
+            return np.int32(index)
+        if kind == "row":
+            return self._find(rest[0], index)[rest[1]]
+        if kind == "stack":
+            return jnp.stack([jnp.asarray(self._find(part, index)) for part in rest[0]])
+        if kind == "constant":
+            found = self.memory.get(CONSTANT + rest[0])
+            if found is None:
+                raise _Unknown(rest[0])
+            return found
+        found = self.memory.get(KEPT + rest[0]) if kind == "kept" else None
+        if found is None:
+            raise _Lost(str(source))
+        return found
+
+    def _own(self, source: list[Any]) -> Any:
+        """The client's data, moved to the device once."""
+        key = json.dumps(source)
+        if key not in self._on_device:
+            kind, *where = source
+            get = self.data.leaf if kind == "data" else self.data.rows
+            self._on_device[key] = jnp.asarray(get(*where))
+        return self._on_device[key]
+
+
+def _fitted(inputs: list[Any], program: StageProgram) -> list[Any]:
+    """The inputs as the program wants them. 64 bits may become 32, as JAX does by default."""
+    if len(inputs) != len(program.inputs):
+        raise FederationError(f"{len(inputs)} inputs for a program of {len(program.inputs)}")
+    fitted = []
+    for x, aval in zip(inputs, program.inputs, strict=True):
+        if np.shape(x) != aval.shape:
+            raise FederationError(f"an array is {np.shape(x)}, the program wants {aval.shape}")
+        if x.dtype != aval.dtype:
+            if x.dtype.kind != aval.dtype.kind or x.dtype.itemsize != 2 * aval.dtype.itemsize:
+                raise FederationError(f"an array is {x.dtype}, the program wants {aval.dtype}")
+            x = x.astype(aval.dtype)
+        fitted.append(x)
+    return fitted
+
+
+def _names(given: Meta) -> list[str]:
+    if not isinstance(given, list):
+        raise FederationError("a list of names was expected")
+    return [str(name) for name in given]

@@ -1,0 +1,73 @@
+"""Where the ticks of an axis go, and where a value is on it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from fedgrad.report.words import memory, number
+
+Unit = Literal["", "bytes", "percent"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of values, drawn linearly or by their logarithm."""
+
+    low: float
+    high: float
+    logarithmic: bool = False
+    unit: Unit = ""
+
+    def place(self, value: float) -> float:
+        """0 at the low end, 1 at the high end."""
+        if self.logarithmic:
+            value, low, high = math.log(max(value, 1e-300)), math.log(self.low), math.log(self.high)
+        else:
+            low, high = self.low, self.high
+        return (value - low) / (high - low)
+
+    def ticks(self, most: int = 6) -> list[float]:
+        """Round numbers within the range, at most so many."""
+        if self.logarithmic:
+            return _decades(self.low, self.high, most)
+        power = 10.0 ** math.floor(math.log10((self.high - self.low) / most))
+        for step in (factor * power for factor in (1, 2, 2.5, 5, 10, 20, 25, 50)):
+            first = math.ceil(self.low / step - 1e-9)
+            last = math.floor(self.high / step + 1e-9)
+            if last - first < most:
+                break
+        return [i * step for i in range(first, last + 1)]
+
+    def label(self, value: float) -> str:
+        """A tick, with no more digits than it needs."""
+        if self.unit == "bytes":
+            return memory(value).replace(".0 ", " ")
+        if self.unit == "percent":
+            return f"{100 * value:.6g} %"
+        if self.logarithmic or value == 0:
+            return f"{value:g}" if 1e-4 <= abs(value) < 1e6 or value == 0 else number(value)
+        return number(float(f"{value:.6g}")) if abs(value) >= 1e4 else f"{value:.6g}"
+
+
+def axis(values: Iterable[float], zero: bool = False, unit: Unit = "") -> Axis:
+    """An axis for these values, with a little room; logarithmic if they differ very much."""
+    found = [v for v in values if math.isfinite(v)]
+    low, high = min(found, default=0.0), max(found, default=1.0)
+    if zero:
+        return Axis(min(low, 0.0), high if high > low else low + 1, unit=unit)
+    if low > 0 and high / low > 30:
+        return Axis(low / 1.15, high * 1.15, logarithmic=True, unit=unit)
+    room = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
+    # Values that are never negative get no room below zero.
+    return Axis(max(low - room, 0.0) if low >= 0 else low - room, high + room, unit=unit)
+
+
+def _decades(low: float, high: float, most: int) -> list[float]:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for factors, stride in (((1, 2, 5), 1), ((1, 3), 1), *(((1,), n) for n in range(1, 100))):
+        powers = range(first - first % stride, last + 1, stride)
+        found = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
+        if len(found) <= most:
+            return found
+    return []

@@ -1,0 +1,90 @@
+"""The report of an experiment: its claims, its figures and its tables."""
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+
+from fedgrad.experiments.claims import Claim
+from fedgrad.experiments.experiment import Experiment, Reproduction
+from fedgrad.report.markup import Content, Html, element
+from fedgrad.report.page import Section, listing, page, picture, table
+from fedgrad.report.words import said
+
+# By whether a claim holds: the class of the style sheet.
+TONES = {True: "held", False: "failed", None: "untested"}
+
+
+def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
+    """The whole document."""
+    heading, _, about = experiment.description.partition(": ")
+    size = size_of(experiment, shown)
+    over = [f"fedgrad reproduce {experiment.name}", size and f"{size} size"]
+    over += [f"{float(shown.results.facts['seconds']):,.0f} seconds"] * (
+        "seconds" in shown.results.facts
+    )
+    head = [
+        element("p", " · ".join(filter(None, over)), class_="over"),
+        element("h1", heading),
+        element("p", about[:1].upper() + about[1:], class_="lead") if about else None,
+        element("p", f"{score(shown)}.", class_="lead"),
+    ]
+    sections = [
+        Section("Figures", [_figure(path) for path in shown.files if path.suffix == ".svg"]),
+        Section(
+            "Claims", element("ul", [_claim(claim) for claim in shown.claims], class_="claims")
+        ),
+        Section("Numbers", [_table(one) for one in shown.tables]),
+        Section("Settings", _settings(experiment, shown, size)),
+    ]
+    versions = shown.results.facts.get("versions", {})
+    foot = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return page(f"{experiment.name} · fedgrad", head, sections, foot)
+
+
+def score(shown: Reproduction) -> str:
+    """`6 of 7 tested claims hold`."""
+    tested = [claim for claim in shown.claims if claim.holds is not None]
+    return f"{sum(bool(c.holds) for c in tested)} of {len(tested)} tested claims hold"
+
+
+def size_of(experiment: Experiment, shown: Reproduction) -> str:
+    """Which of its sizes an experiment was run in; nothing if it was none of them."""
+    found = dict(shown.results.settings)
+    for name, settings in experiment.sizes.items():
+        # As it was read: tuples are lists in JSON.
+        if json.loads(json.dumps(asdict(settings))) == json.loads(json.dumps(found)):
+            return name
+    return ""
+
+
+def _claim(claim: Claim) -> Html:
+    return element(
+        "li",
+        element(
+            "p", element("span", claim.verdict.capitalize(), class_="verdict"), claim.statement
+        ),
+        element("p", claim.evidence, class_="note"),
+        class_=TONES[claim.holds],
+    )
+
+
+def _figure(path: Path) -> Html:
+    svg = picture(path.read_text(encoding="utf-8"), path.stem)
+    return element("div", svg, class_="picture")
+
+
+def _table(one: Content) -> list[Html]:
+    return [element("h3", one.title), table(one.header, one.rows)]
+
+
+def _settings(experiment: Experiment, shown: Reproduction, size: str) -> list[Content]:
+    words = ["fedgrad", "reproduce", experiment.name]
+    words += [f"--{size}"] if size not in ("", "default") else []
+    facts = [(name.replace("_", " "), said(v)) for name, v in shown.results.settings.items()]
+    return [
+        [element("p", "To run it again:"), element("pre", element("code", shlex.join(words)))]
+        if size
+        else None,
+        listing(facts),
+    ]

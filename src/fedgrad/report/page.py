@@ -1,0 +1,117 @@
+"""A page: everything in one file, in the reader's colours, and nothing is fetched from anywhere."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from xml.etree import ElementTree
+
+from fedgrad.core.errors import FederatedError
+from fedgrad.plan.pen import INK
+from fedgrad.report.markup import Content, Html, element, join
+
+
+class ReportError(FederatedError):
+    """A folder does not hold what a report is made from."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page, with a heading that the table of contents links to."""
+
+    heading: str
+    content: Content
+
+    @property
+    def anchor(self) -> str:
+        """The heading as the name of a place on the page."""
+        return re.sub(r"\W+", "-", self.heading.lower()).strip("-")
+
+
+def page(title: str, head: Content, sections: Sequence[Section], foot: Content) -> str:
+    """The whole document."""
+    script = _file("page.js")
+    # Whatever is on the page, only our own script runs, and nothing is loaded.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    body = element(
+        "main",
+        element("header", head, _contents(sections)),
+        [element("section", element("h2", s.heading), s.content, id=s.anchor) for s in sections],
+        element("footer", foot),
+    )
+    document = element(
+        "html",
+        element(
+            "head",
+            element("meta", charset="utf-8"),
+            element("meta", http_equiv="Content-Security-Policy", content=policy),
+            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            element("meta", name="color-scheme", content="light dark"),
+            element("title", title),
+            element("style", Html(_colours() + _file("page.css"))),
+        ),
+        element("body", body, element("script", Html(script))),
+        lang="en",
+    )
+    return f"<!doctype html>\n{document}\n"
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Content]], last_is_total: bool = False
+) -> Html:
+    """Names on the left, numbers on the right."""
+    rows = list(rows)
+
+    def cell(kind: str, i: int, content: Content) -> Html:
+        return element(kind, content, class_="right" if i else None)
+
+    head = element("tr", [cell("th", i, name) for i, name in enumerate(columns)])
+    body = [
+        element(
+            "tr",
+            [cell("th" if i == 0 else "td", i, content) for i, content in enumerate(row)],
+            class_="total" if last_is_total and row is rows[-1] else None,
+        )
+        for row in rows
+    ]
+    return element(
+        "div", element("table", element("thead", head), element("tbody", body)), class_="scroll"
+    )
+
+
+def listing(facts: Iterable[tuple[str, Content]]) -> Html:
+    """Names and what they are."""
+    return element("dl", [join(element("dt", k), element("dd", v)) for k, v in facts])
+
+
+def picture(svg: str, name: str) -> Html:
+    """An SVG document as a part of a page. Its ids get a prefix, so that two can be on one."""
+    text = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise ReportError.here(f"The picture {name!r} is not an SVG: {error}.") from None
+    if root.tag != "{http://www.w3.org/2000/svg}svg":
+        raise ReportError.here(f"The picture {name!r} is not an SVG but {root.tag!r}.")
+    prefix = re.sub(r"\W+", "-", name) + "-"
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    text = re.sub(r"url\(#", f"url(#{prefix}", text)
+    text = re.sub(r'href="#', f'href="#{prefix}', text)
+    return Html(text.strip())
+
+
+def _contents(sections: Sequence[Section]) -> Html:
+    return element("nav", [element("a", s.heading, href=f"#{s.anchor}") for s in sections])
+
+
+def _colours() -> str:
+    light, dark = ("".join(f"--fg-{n}:{c[i]};" for n, c in INK.items()) for i in (0, 1))
+    strokes = "".join(f".stroke-{name}{{stroke:var(--fg-{name})}}" for name in INK)
+    return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{strokes}"
+
+
+def _file(name: str) -> str:
+    return resources.files("fedgrad.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,107 @@
+"""What a run folder holds, read for its report.
+
+config.json, history.jsonl, checkpoint   written by `fg.fit(..., out=folder)`
+fixed/                                   the same run with nothing learned
+plans.json, *-round.svg                  the plans of a training round, by `fedgrad tune`
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedgrad.report import history, plans
+from fedgrad.report.history import Curves
+from fedgrad.report.page import ReportError
+
+LEARNED, FIXED = "learned", "fixed"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, or two that differ only in that one of them learns its hyperparameters."""
+
+    folder: Path
+    curves: Mapping[str, Curves]  # "learned" and "fixed"; the first is the one reported on
+    config: Mapping[str, Any]  # config.json
+    plans: Mapping[str, plans.KeptPlan]
+
+    @property
+    def main(self) -> str:
+        """The run that is reported on."""
+        return next(iter(self.curves))
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """What `fedgrad tune` was asked for; nothing for another run."""
+        found = (self.config.get("config") or {}).get("tune", {})
+        return found if isinstance(found, Mapping) else {}
+
+    def alone(self) -> "Run":
+        """The same without the run to compare with."""
+        return replace(self, curves={self.main: self.curves[self.main]})
+
+    def ends(self, key: str) -> tuple[int, dict[str, float]]:
+        """The last round that all runs have a value of, and these values."""
+        found = {name: curves[key] for name, curves in self.curves.items() if key in curves}
+        last = max(set.intersection(*(set(series.rounds) for series in found.values())), default=0)
+        values = {name: series.at(last) for name, series in found.items()}
+        return last, {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def compared(self) -> bool:
+        """Whether there is a run with nothing learned to compare with."""
+        return len(self.curves) > 1
+
+    @property
+    def rounds(self) -> int:
+        """Training rounds that were run."""
+        return max(series.rounds[-1] for series in self.curves[self.main].values())
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The names of what was learned."""
+        start = "hyper."
+        return tuple(k.removeprefix(start) for k in self.curves[self.main] if k.startswith(start))
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The names of what says how good the model is, evaluations first."""
+        curves = self.curves[self.main]
+        evaluated = [key for key in curves if key.startswith("eval.")]
+        evaluated.sort(key=lambda key: not key.endswith("loss"))  # losses first
+        return (*evaluated, *(["loss"] if "loss" in curves else []))
+
+    def sent(self, name: str, rounds: int | None = None) -> int | None:
+        """Bytes down and up of all clients in so many training rounds, if the plan is known."""
+        if name not in self.plans:
+            return None
+        return sum(self.plans[name].sent()) * (self.rounds if rounds is None else rounds)
+
+
+def read(folder: Path) -> Run:
+    """Read the folder of a run; what is missing besides the history is left out."""
+    if not (folder / "history.jsonl").exists():
+        raise ReportError.here(
+            f"{folder} is not the folder of a run: it has no history.jsonl. Name the folder that "
+            "was given as --out, or as fg.fit(..., out=...)."
+        )
+    curves = {LEARNED: history.read(folder)}
+    if not any(key.startswith("hyper.") for key in curves[LEARNED]):
+        curves = {FIXED: curves[LEARNED]}
+    elif (folder / FIXED / "history.jsonl").exists():
+        curves[FIXED] = history.read(folder / FIXED)
+    return Run(folder, curves, _json(folder / "config.json"), plans.kept(folder))
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError.here(f"{path} cannot be read: {error}.") from None
+    if not isinstance(found, dict):
+        raise ReportError.here(f"{path} is not an object of JSON.")
+    return found

@@ -1,0 +1,103 @@
+"""The report of a run: what was learned, how well it trains, and what it sends."""
+
+import shlex
+
+from fedgrad.report.curves import hyperparameters, training
+from fedgrad.report.markup import Content, element, join
+from fedgrad.report.page import Section, listing, page, picture, table
+from fedgrad.report.plans import KeptPlan
+from fedgrad.report.run import FIXED, LEARNED, Run
+from fedgrad.report.top import heading, listed, top
+from fedgrad.report.words import memory, said
+
+GRAPHS = {
+    FIXED: "A training round as it is.",
+    LEARNED: "The round and its derivative: what is added in order to learn.",
+}
+
+
+def run_page(run: Run) -> str:
+    """The whole document."""
+    sections = [Section("Training", training(run))] if run.measured else []
+    if run.learned:
+        sections.append(Section("Hyperparameters", hyperparameters(run)))
+    if run.plans:
+        sections.append(Section("Traffic", _traffic(run)))
+        sections.append(Section("The round as a graph", _graphs(run)))
+    sections.append(Section("Configuration", _configuration(run)))
+    versions = run.config.get("versions", {})
+    made = ", ".join(f"{name} {version}" for name, version in versions.items())
+    foot = f"Made from the folder {run.folder.resolve().name}. {made}"
+    return page(f"{heading(run)} · fedgrad", top(run), sections, foot)
+
+
+def _traffic(run: Run) -> list[Content]:
+    about = (
+        "Read off the plan of a training round, the same plan that is executed. Bytes of arrays; "
+        "a transport adds its own."
+    )
+    return [
+        element("p", about, class_="note"),
+        [_sent(name, plan, run.rounds) for name, plan in run.plans.items()],
+    ]
+
+
+def _sent(name: str, plan: KeptPlan, rounds: int) -> Content:
+    rows = []
+    for t in plan.traffic:
+        clients = plan.clients[t.placement]
+        n = clients * (t.times or 1)
+        cells = (t.down_bytes, t.up_bytes, t.down_bytes * n, t.up_bytes * n)
+        rows.append((f"{t.placement} ×{clients:,}, round {t.round}", *map(memory, cells)))
+    down, up = plan.sent()
+    total = ("", "", memory(down * rounds), memory(up * rounds))
+    rows.append((f"{rounds:,} training rounds", *total))
+    keeps = sum(plan.memory.values())
+    again = (
+        f"the same {listed(plan.readdressed)} are addressed again"
+        if plan.readdressed
+        else "no client is addressed twice"
+    )
+    plural = "" if plan.rounds == 1 else "s"
+    return [
+        element("h3", name.capitalize()),
+        element(
+            "p",
+            f"{plan.rounds} round{plural} of communication for each training round; {again}; "
+            f"between rounds a client keeps {memory(keeps) if keeps else 'nothing'}.",
+        ),
+        table(("clients", "to each", "from each", "to all", "from all"), rows, last_is_total=True),
+    ]
+
+
+def _graphs(run: Run) -> list[Content]:
+    return [
+        join(
+            element("h3", name.capitalize()),
+            element("p", about, class_="note"),
+            element("div", picture(run.plans[name].picture, f"{name}-graph"), class_="scroll"),
+        )
+        for name, about in GRAPHS.items()
+        if name in run.plans
+    ]
+
+
+def _configuration(run: Run) -> list[Content]:
+    command = run.asked.get("command")
+    words = ""
+    if isinstance(command, list):
+        rounds = ["--rounds", run.config.get("rounds", run.rounds)]
+        words = shlex.join(map(str, [*command, *rounds]))
+    asked = {k: v for k, v in run.asked.items() if k != "command" and v not in (None, {}, [])}
+    start = {"hyperparameters at the start": run.config["hyper"]} if "hyper" in run.config else {}
+    facts, rest = (
+        [(k.replace("_", " "), said(v)) for k, v in some.items() if k != "config"]
+        for some in (asked | start, run.config)
+    )
+    return [
+        [element("p", "To run it again:"), element("pre", element("code", words))]
+        if words
+        else None,
+        listing(facts) if facts else None,
+        element("details", element("summary", "config.json"), listing(rest)) if rest else None,
+    ]

@@ -1,0 +1,50 @@
+"""A small classifier: layers of weights with relu between them; without hidden layers, softmax
+regression."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def zeros(sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
+    """Layers of these sizes, all zero: a start for softmax regression, whose loss is convex."""
+    return [
+        {"weights": jnp.zeros((n, m), jnp.float32), "bias": jnp.zeros(m, jnp.float32)}
+        for n, m in itertools.pairwise(sizes)
+    ]
+
+
+def random(key: jax.Array, sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
+    """Layers of these sizes, weights normal with variance 2 / inputs (He et al.), biases zero."""
+    keys = jax.random.split(key, len(sizes) - 1)
+    return [
+        layer
+        | {
+            "weights": jax.random.normal(k, layer["weights"].shape, jnp.float32)
+            * jnp.sqrt(2 / len(layer["weights"])).astype(jnp.float32)
+        }
+        for k, layer in zip(keys, zeros(sizes), strict=True)
+    ]
+
+
+def logits(params: Any, x: jax.Array) -> jax.Array:
+    """Scores of the classes, one row per example."""
+    *hidden, last = params
+    for layer in hidden:
+        x = jax.nn.relu(x @ layer["weights"] + layer["bias"])
+    return x @ last["weights"] + last["bias"]
+
+
+def cross_entropy(params: Any, batch: Any) -> jax.Array:
+    """The loss of each example of {"x": features, "y": labels}."""
+    scores = jax.nn.log_softmax(logits(params, batch["x"]))
+    return -jnp.take_along_axis(scores, batch["y"][..., None], axis=-1)[..., 0]
+
+
+def accuracy(params: Any, batch: Any) -> jax.Array:
+    """1 for each example whose label scores highest, else 0."""
+    right = jnp.argmax(logits(params, batch["x"]), axis=-1) == batch["y"]
+    return right.astype(jnp.float32)

@@ -1,0 +1,149 @@
+"""Split an ordinary data set over clients: evenly, by Dirichlet, or a few classes for each.
+
+Each way gives one array of example indices per client. Together they are a partition: no example is
+lost, none is given twice, and no client is left without.
+
+    parts = split.dirichlet(labels, clients=100, concentration=0.3, rng=np.random.default_rng(0))
+    clients = fg.population(split.divide({"x": images, "y": labels}, parts))
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedgrad.tasks.task import TaskError
+
+
+def iid(labels: Any, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Examples dealt at random, to each client the same number (or one more)."""
+    labels = _checked(labels, clients, at_least=1)
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
+
+
+def dirichlet(
+    labels: Any, clients: int, concentration: float, rng: np.random.Generator, at_least: int = 1
+) -> list[np.ndarray]:
+    """Each class divided over the clients in proportions drawn from Dirichlet(concentration).
+
+    A small concentration (0.1) gives most of a class to a few clients, a large one (100) nearly the
+    same share to each; sizes differ too. Clients with fewer than `at_least` examples then get some,
+    at random, from whoever has most.
+    """
+    labels = _checked(labels, clients, at_least)
+    if not concentration > 0:
+        raise TaskError.here(f"A concentration is positive, got {concentration}.")
+    owner = np.empty(len(labels), int)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        shares = rng.dirichlet(np.full(clients, concentration))
+        # Rounding the running total, not each share, so that the counts add up.
+        ends = np.round(np.cumsum(shares) * len(members)).astype(int)
+        ends[-1] = len(members)
+        owner[members] = np.repeat(np.arange(clients), np.diff(ends, prepend=0))
+    counts = np.bincount(owner, minlength=clients)
+    while counts.min() < at_least:
+        poorest, richest = int(counts.argmin()), int(counts.argmax())
+        owner[rng.choice(np.flatnonzero(owner == richest))] = poorest
+        counts[poorest] += 1
+        counts[richest] -= 1
+    return _parts(owner, clients)
+
+
+def pathological(
+    labels: Any, clients: int, classes_per_client: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Exactly `classes_per_client` classes for each client, at random; larger classes go to more.
+
+    A class is cut into equal shards, one for each client that has it.
+    """
+    labels = _checked(labels, clients, at_least=1)
+    classes, sizes = np.unique(labels, return_counts=True)
+    shards = _shards_per_class(sizes, clients, classes_per_client)
+    room = np.full(clients, classes_per_client)
+    owner = np.empty(len(labels), int)
+    # The most shared class first, to the clients with most room: then everyone's room is filled
+    # (Gale and Ryser). Chance decides between equals.
+    for c in sorted(range(len(classes)), key=lambda c: -shards[c]):
+        chosen = np.lexsort((rng.random(clients), -room))[: shards[c]]
+        room[chosen] -= 1
+        members = rng.permutation(np.flatnonzero(labels == classes[c]))
+        for client, shard in zip(chosen, np.array_split(members, shards[c]), strict=True):
+            owner[shard] = client
+    return _parts(owner, clients)
+
+
+def divide(examples: Any, parts: list[np.ndarray]) -> list[Any]:
+    """The examples (a pytree of arrays with one row each) of each client, for `fg.population`."""
+    return [jax.tree.map(lambda leaf: np.asarray(leaf)[part], examples) for part in parts]  # noqa: B023
+
+
+def hold_out(
+    clients: list[Any], fraction: float, rng: np.random.Generator
+) -> tuple[list[Any], list[Any]]:
+    """Every client's examples shuffled and cut in two: (the rest, this fraction of them).
+
+    Both get at least one example; otherwise the rest is rounded down.
+    """
+    if not 0 < fraction < 1:
+        raise TaskError.here(f"The fraction held out lies between 0 and 1, got {fraction}.")
+    rest, held_out = [], []
+    for number, client in enumerate(clients):
+        size = len(jax.tree.leaves(client)[0])
+        if size < 2:
+            raise TaskError.here(
+                f"Client {number} has {size} example(s): nothing to hold out. Give it at least 2."
+            )
+        order = rng.permutation(size)
+        # The small number keeps 0.9 * 50 from being 44.999...
+        kept = min(max(int(size * (1 - fraction) + 1e-9), 1), size - 1)
+        parts = divide(client, [order[:kept], order[kept:]])
+        rest.append(parts[0])
+        held_out.append(parts[1])
+    return rest, held_out
+
+
+def _shards_per_class(sizes: np.ndarray, clients: int, classes_per_client: int) -> np.ndarray:
+    """In how many shards to cut each class: in proportion to its size, at least one, and no more
+    than it has examples or there are clients."""
+    total = clients * classes_per_client
+    if not 1 <= classes_per_client <= len(sizes):
+        raise TaskError.here(
+            f"A client has 1 to {len(sizes)} of the {len(sizes)} classes, got {classes_per_client}."
+        )
+    if total < len(sizes):
+        raise TaskError.here(
+            f"{clients} clients with {classes_per_client} class(es) each cannot hold all "
+            f"{len(sizes)} classes. Take more clients or more classes for each."
+        )
+    most = np.minimum(sizes, clients)
+    if total > most.sum():
+        raise TaskError.here(
+            f"{clients} clients with {classes_per_client} class(es) each want {total} shards, but "
+            f"the classes can be cut into {most.sum()} at most. Take fewer clients or classes."
+        )
+    shards = np.ones(len(sizes), int)
+    for _ in range(total - len(sizes)):
+        per_shard = np.where(shards < most, sizes / shards, -1.0)
+        shards[int(per_shard.argmax())] += 1
+    return shards
+
+
+def _parts(owner: np.ndarray, clients: int) -> list[np.ndarray]:
+    return [np.flatnonzero(owner == client) for client in range(clients)]
+
+
+def _checked(labels: Any, clients: int, at_least: int) -> np.ndarray:
+    labels = np.asarray(labels)
+    if labels.ndim != 1:
+        raise TaskError.here(f"Labels are a vector, one per example, got shape {labels.shape}.")
+    if clients < 1:
+        raise TaskError.here(f"Examples are split over at least 1 client, got {clients}.")
+    if at_least < 1:
+        raise TaskError.here(f"Every client has at least 1 example, got at_least={at_least}.")
+    if len(labels) < clients * at_least:
+        raise TaskError.here(
+            f"{len(labels)} examples are too few for {clients} clients with at least {at_least} "
+            f"each. Take at most {len(labels) // at_least} clients."
+        )
+    return labels

@@ -1,0 +1,405 @@
+"""Flower for real: a SuperLink and nodes as processes on loopback, and what can go wrong there."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="real federations need the extra: fedgrad[flower]")
+
+import fedgrad as fg
+import flower_site
+from fedgrad.federation import local_federation as local
+from fedgrad.federation.envelope import Envelope
+from fedgrad.federation.errors import CohortMismatch, NoAnswer
+from fedgrad.federation.flower_driver import connect
+
+TESTS = Path(__file__).parent
+NODES = 5
+HONEST = [0, 1, 2, 3]  # the work of client 4 does not end
+PATIENCE = 60.0  # seconds; nothing waits as long unless the machine is very busy
+
+
+@fg.program(z=fg.CLIENTS)
+def loss(x, z):
+    return fg.mean(jnp.sum((jnp.sin(z) * fg.broadcast(x)) ** 2)) ** 2
+
+
+@fg.program(z=fg.CLIENTS, steps=fg.CLIENTS)
+def work(x, z, steps):
+    v = fg.broadcast(x)
+    return fg.mean(jax.lax.fori_loop(0, steps, lambda _, s: jnp.sin(s * v), z).sum())
+
+
+X = jnp.arange(1.0, 4.0)
+
+
+def clients(which, part="z"):
+    """Their data, as a simulation takes it."""
+    return jnp.stack([jnp.asarray(flower_site.client(i)[part]) for i in which])
+
+
+def close(found, wanted):
+    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    """Nodes find the modules of the tests, and compile as fast as the tests do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS.parent)]))
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        patch.setenv("JAX_ENABLE_X64", "1")
+        patch.syspath_prepend(str(TESTS.parent))
+        yield
+
+
+@pytest.fixture(scope="module")
+def federation(environment, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation")
+    with local.local_federation(folder, "flower_site:data", NODES) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def transport(federation):
+    with connect(federation.address) as found:
+        yield found
+
+
+def executor(transport, **how):
+    return fg.executors.flower(transport, **{"deadline": PATIENCE, "platforms": ("cpu",), **how})
+
+
+def process(federation, index):
+    found = local.read(federation.folder)
+    return next(p for p in found.nodes if p.role == f"node-{index}" and p.alive)
+
+
+class Wrapped:
+    """A transport, with something done after each message that runs programs."""
+
+    def __init__(self, transport, after):
+        self.transport, self.after = transport, after
+        self.nodes = transport.nodes
+
+    def exchange(self, requests, deadline, *enough):
+        replies = self.transport.exchange(requests, deadline, *enough)
+        if any(request.kind == "run" for request in requests.values()):
+            self.after()
+        return replies
+
+
+# --- programs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["value", "forward", "reverse", "mixed"])
+def test_values_and_derivatives(transport, mode):
+    program = loss if mode == "value" else fg.grad(loss, mode=mode)
+    on_nodes = executor(transport)
+    found = program.on(on_nodes)(X, on_nodes.clients("z", HONEST))
+    close(found, program.on(fg.executors.reference())(X, clients(HONEST)))
+    assert on_nodes.report.answered == {"clients": 4}
+
+
+def test_client_results_stay_and_can_be_passed_on(transport):
+    @fg.program(z=fg.CLIENTS)
+    def start(x, z):
+        return z * fg.broadcast(x)
+
+    on_nodes = executor(transport)
+    first = start.on(on_nodes)(X, on_nodes.clients("z", HONEST))
+    assert not isinstance(first, jax.Array) and first.shape == (4, 3)
+    close(loss.on(on_nodes)(X, first), loss(X, X * clients(HONEST)))
+
+
+def test_bulk(transport):
+    @fg.program(large=fg.CLIENTS)
+    def total(x, large):
+        return fg.sum(large * fg.broadcast(x))
+
+    on_nodes = executor(transport)
+    x = jnp.linspace(0, 1, 200_000, dtype=jnp.float32)
+    large = clients(HONEST, "large")
+    found = total.on(on_nodes)(x, on_nodes.clients("large", HONEST))
+    np.testing.assert_allclose(found, (large * x).sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_bytes_are_those_of_the_plan(transport):
+    """Of arrays exactly, and what is packed around them is little."""
+    from fedgrad.federation.packing import pack
+
+    packed = []
+
+    class Counting(Wrapped):
+        def exchange(self, requests, deadline, *enough):
+            replies = super().exchange(requests, deadline, *enough)
+            if any(request.kind == "run" for request in requests.values()):
+                node = next(iter(requests))
+                packed.append([len(pack(requests[node])), len(pack(replies[node]))])
+            return replies
+
+    on_nodes = executor(Counting(transport, lambda: None))
+    handles = on_nodes.clients("z", HONEST)
+    for mode in ("forward", "reverse", "mixed"):
+        gradient = fg.grad(loss, mode=mode)
+        packed.clear()
+        gradient.on(on_nodes)(X, handles)
+        traffic = fg.plan(gradient, X, clients(HONEST)).traffic
+        assert len(packed) == len(traffic)
+        for (down, up), t in zip(packed, traffic, strict=True):
+            assert t.down_bytes <= down <= 1.05 * t.down_bytes + 1024
+            assert t.up_bytes <= up <= 1.05 * t.up_bytes + 1024
+        spent = on_nodes.report.traffic[0]
+        assert spent.down == sum(t.down_bytes for t in traffic)
+        assert spent.up == sum(t.up_bytes for t in traffic)
+
+
+def test_several_programs_at_once(federation, transport):
+    """Two servers, each with its own run, and two threads of one of them."""
+    with connect(federation.address) as other:
+        wanted = {s: loss(s * X, clients(HONEST)) for s in (1.0, 2.0, 3.0)}
+        found = {}
+
+        def run(scale, way):
+            on_nodes = executor(way)
+            found[scale] = loss.on(on_nodes)(scale * X, on_nodes.clients("z", HONEST))
+
+        jobs = [(1.0, transport), (2.0, transport), (3.0, other)]
+        threads = [threading.Thread(target=run, args=job) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for scale, value in wanted.items():
+        close(found[scale], value)
+
+
+# --- training -----------------------------------------------------------------------------------
+
+FIT = """
+import sys
+import fedgrad as fg
+from test_flower import train
+executor = fg.executors.flower(sys.argv[1])
+train(executor.population("examples"), executor, out=sys.argv[2], checkpoint_every=1)
+"""
+
+
+def train(population, executor=None, **how):
+    from examples.federation.learned_rate import train
+
+    return train(population, executor, rounds=4, progress=False, **how)
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    return train(fg.population([flower_site.client(i)["examples"] for i in range(NODES)]))
+
+
+def same_training(found, wanted):
+    leaves = zip(jax.tree.leaves(found.state), jax.tree.leaves(wanted.state), strict=True)
+    for a, b in leaves:
+        if not jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_self_tuning_is_as_simulated(transport, simulated):
+    on_nodes = executor(transport)
+    same_training(train(on_nodes.population("examples"), on_nodes), simulated)
+
+
+def test_a_server_that_dies_goes_on_from_its_checkpoint(federation, simulated, tmp_path):
+    command = [sys.executable, "-c", FIT, federation.address, str(tmp_path)]
+    server = subprocess.Popen(command)
+    history = tmp_path / "history.jsonl"
+    ends = time.monotonic() + PATIENCE
+    while time.monotonic() < ends and server.poll() is None:
+        if history.exists() and len(history.read_text().splitlines()) >= 2:
+            break
+        time.sleep(0.01)
+    server.send_signal(signal.SIGKILL)
+    assert server.wait() == -signal.SIGKILL
+    before = len(history.read_text().splitlines())
+    with connect(federation.address) as transport:
+        on_nodes = executor(transport)
+        found = train(on_nodes.population("examples"), on_nodes, out=tmp_path, checkpoint_every=1)
+    assert before >= 2 and found.rounds == 4
+    same_training(found, simulated)
+
+
+# --- nodes that are slow, die, and come back ----------------------------------------------------
+
+
+def test_a_slow_node_is_dropped_and_its_late_answer_is_not_used(federation, transport):
+    on_nodes = executor(transport, deadline=3.0, missing="drop")
+    run, handles = loss.on(on_nodes), on_nodes.clients("z", HONEST)
+    run(X, handles)  # has sent the program
+    slow = process(federation, 1).pid
+    os.kill(slow, signal.SIGSTOP)
+    try:
+        close(run(X, handles), loss(X, clients([0, 2, 3])))
+        assert [d.client for d in on_nodes.report.dropped] == [1]
+        with pytest.raises(NoAnswer, match="Client 1"):
+            loss.on(executor(transport, deadline=1.0))(X, handles)
+    finally:
+        os.kill(slow, signal.SIGCONT)
+    patient = loss.on(executor(transport))
+    close(patient(2 * X, handles), loss(2 * X, clients(HONEST)))
+
+
+def test_over_selection_takes_the_first(federation, transport):
+    @fg.program(data=fg.CLIENTS)
+    def count(data):
+        return fg.sum(1.0), fg.sum(data.count)
+
+    slow = process(federation, 0).pid
+    on_nodes = executor(transport, over_select=2.0)
+    population = on_nodes.population("examples")
+    key = next(k for k in map(jax.random.key, range(99)) if 0 in population.sample(k, 2).index)
+    os.kill(slow, signal.SIGSTOP)
+    try:
+        clients, examples = count.on(on_nodes)(population.sample(key, 2))
+    finally:
+        os.kill(slow, signal.SIGCONT)
+    answered = set(np.asarray(population.sample(key, 2).index).tolist())
+    answered -= {d.client for d in on_nodes.report.dropped}
+    assert clients == 2 and 0 not in answered
+    assert examples == sum(20 + 7 * i for i in answered)
+
+
+def test_kill_while_it_works(federation, transport):
+    on_nodes = executor(transport, deadline=6.0, missing="drop")
+    handles = [on_nodes.clients(part, range(NODES)) for part in ("z", "steps")]
+    timer = threading.Timer(3.0, os.kill, (process(federation, 4).pid, signal.SIGKILL))
+    timer.start()
+    found = work.on(on_nodes)(X, *handles)
+    timer.join()
+    close(found, work(X, clients(HONEST), clients(HONEST, "steps")))
+    assert [d.client for d in on_nodes.report.dropped] == [4]
+    assert on_nodes.report.asked == {"clients": 5} and on_nodes.report.answered == {"clients": 4}
+    with pytest.raises(NoAnswer, match="Client 4"):
+        work.on(executor(transport, deadline=1.0))(X, *handles)
+
+
+@pytest.mark.parametrize("index, missing", [(3, "fail"), (2, "drop")])
+def test_kill_between_forward_and_backward(federation, transport, index, missing):
+    present = [i for i in HONEST if i <= index]  # without those that died before
+    pid = process(federation, index).pid
+    killed = []
+
+    def kill_once():
+        if not killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    gradient = fg.grad(loss, mode="reverse")
+    on_nodes = executor(Wrapped(transport, kill_once), deadline=3.0, missing=missing)
+    handles = on_nodes.clients("z", present)
+    if missing == "fail":
+        with pytest.raises(CohortMismatch, match=f"Client {index}"):
+            gradient.on(on_nodes)(X, handles)
+    else:
+        close(gradient.on(on_nodes)(X, handles), gradient(X, clients(present[:-1])))
+        assert on_nodes.report.answered == {"clients": len(present) - 1}
+        assert on_nodes.report.restarts == 1
+    assert killed
+
+
+def test_nodes_that_come_back_are_the_same_clients(federation, transport):
+    found = local.read(federation.folder)
+    before = set(transport.nodes())
+    for index in (2, 3):
+        found = local.add_node(found, index, "flower_site:data")
+    on_nodes = executor(transport, deadline=3.0)
+    gradient = fg.grad(loss, mode="reverse").on(on_nodes)
+    ends = time.monotonic() + PATIENCE
+    while True:  # a place is free when its last holder has not been heard of for a while
+        try:
+            result = gradient(X, on_nodes.clients("z", HONEST))
+            break
+        except fg.FederatedError:
+            assert time.monotonic() < ends, "the nodes did not come back"
+            time.sleep(0.5)
+    close(result, fg.grad(loss)(X, clients(HONEST)))
+    assert before >= set(transport.nodes()) - {0}
+
+
+# --- nodes that answer wrongly ------------------------------------------------------------------
+
+WRONG = ["nan", "shape", "dtype", "less", "much", "broken", "half"]
+
+
+def test_wrong_answers_are_no_answers(federation, transport):
+    faults = [fault for fault in WRONG if fault != "half" for _ in ("fail", "drop")] + ["half"]
+    command = [sys.executable, str(TESTS / "flower_site.py"), federation.address, "9", *faults]
+    rogue = subprocess.Popen(command)
+    try:
+        ends = time.monotonic() + PATIENCE
+        while 9 not in executor(transport).federation.clients():
+            assert time.monotonic() < ends and rogue.poll() is None
+            time.sleep(0.1)
+        which = [0, 1, 9]
+        strict = executor(transport)
+        lenient = executor(strict.federation, missing="drop")
+        handles = strict.clients("z", which)
+        for fault in WRONG[:-1]:
+            with pytest.raises(NoAnswer, match="Client 9"):
+                loss.on(strict)(X, handles)
+            close(loss.on(lenient)(X, handles), loss(X, clients([0, 1])))
+            assert [d.client for d in lenient.report.dropped] == [9], fault
+        half = executor(strict.federation, missing="drop", deadline=3.0)
+        begun = time.monotonic()
+        close(loss.on(half)(X, handles), loss(X, clients([0, 1])))
+        assert time.monotonic() - begun < 60  # Flower itself would wait for three minutes
+        assert rogue.wait() == -signal.SIGKILL
+    finally:
+        rogue.kill()
+        rogue.wait()
+
+
+def test_requests_that_are_too_large_are_refused(federation):
+    """By the node, before it has fetched more than its policy allows."""
+    import threading as t
+
+    from fedgrad.federation.connection import secured
+    from fedgrad.federation.flower_fleet import Fleet
+
+    fleet, over = Fleet(secured(federation.address), None, most=1000), t.Event()
+    node = fleet.join()
+    handle = lambda request: Envelope("ok", {})
+    server = t.Thread(target=fleet.serve, args=(handle, over, lambda: None))
+    server.start()
+    try:
+        with connect(federation.address) as transport:
+            large = Envelope("run", {}, (np.zeros(100_000),))
+            reply = transport.exchange({node: large}, PATIENCE)[node]
+            assert reply.kind == "refused" and "1000 bytes" in reply.reason
+            small = transport.exchange({node: Envelope("run", {})}, PATIENCE)[node]
+            assert small.kind == "ok"
+    finally:
+        over.set()
+        server.join()
+        fleet.leave()
+
+
+def test_engine_failures_are_typed(transport):
+    reply = transport.exchange({12345: Envelope("describe", {})}, PATIENCE)
+    assert reply[12345].kind == "error"
+
+
+def test_a_closed_run_is_an_error(federation):
+    with connect(federation.address) as transport:
+        nodes = transport.nodes()
+    from fedgrad.federation.connection import EngineError
+
+    with pytest.raises(EngineError, match=r"test_flower\.py"):
+        transport.exchange({nodes[0]: Envelope("describe", {})}, 5.0)
