@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo       run a small federated program, print its plan, draw its graph"
+	@echo "make demo       the paper's learned client weighting, with a report; about two minutes"
 	@echo "make test       run the tests             (ARGS='-k ragged' for some of them)"
 	@echo "make lint       check style, format and types"
 	@echo "make bench      run the benchmarks        (ARGS=... is handed on)"
@@ -18,7 +18,7 @@ help:
 	@echo "make clean-all  remove the virtual environments too"
 
 demo: $(READY)
-	@$(PY) examples/demo.py
+	@$(VENV)/bin/fedgrad reproduce client-weighting --quick --out out/demo
 
 test: $(READY)
 	@$(PY) -m pytest $(ARGS)

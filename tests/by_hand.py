@@ -23,7 +23,7 @@ def make_clients(sizes=SIZES, seed=0):
     return [
         {
             "x": rng.normal(size=(k, FEATURES)) + 0.3 * i,
-            "y": rng.choice([-1.0, 1.0], k, p=[0.3, 0.7]),
+            "y": rng.choice([-1.0, 1.0], k, p=[0.9, 0.1] if i % 2 else [0.1, 0.9]),
         }
         for i, k in enumerate(sizes)
     ]

@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -161,9 +162,9 @@ def test_client_placed_results_stay_on_the_nodes():
     assert len(kept(transport)) == 2 * N  # this one, and the last one, whose handle is just gone
     executor.federation.flush()
     assert len(kept(transport)) == N
-    for read in (state.gather, lambda: np.asarray(state)):
+    for read in (lambda x: x.gather(), np.asarray):
         with pytest.raises(FederationError, match=r"test_federation\.py.*stays on the nodes"):
-            read()
+            read(state)
     del state
     executor.federation.flush()
     assert kept(transport) == []
@@ -513,8 +514,6 @@ def test_client_code_that_calls_back_cannot_be_sent():
 def test_the_structure_of_data_travels(data):
     node = Node(lambda _: data, Policy())
     described = node.data.describe("", examples=False)
-    import json
-
     leaves = jax.tree.leaves(data)
     assert jax.tree.structure(decoded(json.loads(described["structure"]), leaves)) == (
         jax.tree.structure(data)

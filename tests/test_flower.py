@@ -151,6 +151,7 @@ def test_bytes_are_those_of_the_plan(transport):
     handles = on_nodes.clients("z", HONEST)
     for mode in ("forward", "reverse", "mixed"):
         gradient = fg.grad(loss, mode=mode)
+        gradient.on(on_nodes)(X, handles)  # which takes the programs along
         packed.clear()
         gradient.on(on_nodes)(X, handles)
         traffic = fg.plan(gradient, X, clients(HONEST)).traffic

@@ -43,5 +43,6 @@ from fedgrad.training.evaluation import evaluation
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.search import log_uniform, random_search, successive_halving, uniform
 from fedgrad.training.stopping import early_stop, non_finite
+from fedgrad.training.tensorboard import tensorboard
 
 __version__ = "0.1.0"

@@ -93,8 +93,11 @@ def apply(
 def _is_float(value: Any) -> bool:
     leaves = jax.tree.leaves(value)
     return bool(leaves) and all(
-        isinstance(x, float | np.floating)
-        or (hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating))
+        isinstance(x, float)
+        or (
+            isinstance(x, np.generic | np.ndarray | jax.Array)
+            and jnp.isdtype(x.dtype, "real floating")
+        )
         for x in leaves
     )
 

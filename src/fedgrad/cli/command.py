@@ -37,9 +37,7 @@ WELL, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that these words name and return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser, commands = _parser()
-    options = _read(parser, commands, words)
+    options = parse(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         warnings.showwarning = _show
         try:
@@ -53,6 +51,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt as error:
             _say(error, "interrupted.")
             return INTERRUPTED
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The options that these words mean; its `run` is the command. Ends the process if there are
+    none, as argparse does."""
+    parser, commands = _parser()
+    first = next((word for word in words if not word.startswith("-")), None)
+    if first is not None and first not in commands:
+        parser.error(f"There is no command {first!r}.{nearest(first, list(commands))}")
+    options, unknown = parser.parse_known_args(list(words))
+    if unknown:
+        chosen = commands[options.command]
+        chosen.error(_unknown(unknown[0], chosen))
+    return options
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,17 +95,6 @@ def _add_federation(commands: Any) -> None:
             raise
         return
     add_commands(commands)
-
-
-def _read(parser: Parser, commands: dict[str, Parser], words: list[str]) -> argparse.Namespace:
-    first = next((word for word in words if not word.startswith("-")), None)
-    if first is not None and first not in commands:
-        parser.error(f"There is no command {first!r}.{nearest(first, list(commands))}")
-    options, unknown = parser.parse_known_args(words)
-    if unknown:
-        chosen = commands[options.command]
-        chosen.error(_unknown(unknown[0], chosen))
-    return options
 
 
 def _unknown(word: str, command: argparse.ArgumentParser) -> str:

@@ -96,10 +96,15 @@ def add_command(commands: Any) -> None:
     command.set_defaults(run=run)
 
 
+def tuning(options: argparse.Namespace) -> Tuning:
+    """What is asked for; what is not said is left to its default."""
+    given = {f.name: getattr(options, f.name) for f in fields(Tuning)}
+    return Tuning(**{name: value for name, value in given.items() if value is not None})
+
+
 def run(options: argparse.Namespace) -> int:
     """Train, report, and say how it went."""
-    given = {f.name: getattr(options, f.name) for f in fields(Tuning)}
-    asked = Tuning(**{name: value for name, value in given.items() if value is not None})
+    asked = tuning(options)
     prepared = prepare(asked)
     folder = options.out or Path("out") / f"{asked.task}-{asked.algorithm}"
     rounds = options.rounds or prepared.task.defaults.rounds

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from fedgrad.federation.messages import BeginAgain, Group, Messages, Terms
 from fedgrad.federation.population import NodePopulation
 from fedgrad.federation.prepared import Prepared
 from fedgrad.federation.report import Report
+from fedgrad.federation.signing import sign
 from fedgrad.federation.values import NodeValue, choose, handles
 from fedgrad.plan.plan import make_plan, plan
 
@@ -63,12 +64,26 @@ class Flower:
             )
         if isinstance(signing_key, (str, Path)):
             signing_key = Path(signing_key).read_bytes()
+        if signing_key is not None:
+            sign(signing_key, "")  # says now if that is no key
         self.terms = Terms(
             deadline, missing == "drop", non_finite == "allow", at_least, signing_key
         )
         self.over_select, self.recompute, self.platforms = over_select, recompute, platforms
         self.federation = _federation(federation, deadline, connection)
         self._reports = threading.local()
+
+    def close(self) -> None:
+        """Leave the federation; what nodes remember of us expires there."""
+        close = getattr(self.federation.transport, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # --- who takes part -------------------------------------------------------------------
 

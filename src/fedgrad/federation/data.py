@@ -34,7 +34,6 @@ class OwnData:
 
     def __init__(self, load: Callable[[Any], Any], context: Any) -> None:
         self._load, self._context, self._once = load, context, threading.Lock()
-        self._cached: dict[Any, np.ndarray[Any, Any]] = {}
 
     @property
     def tree(self) -> Any:
@@ -80,14 +79,11 @@ class OwnData:
     def rows(self, part: str, position: int, capacity: int) -> np.ndarray[Any, Any]:
         """One array of a part as `fg.Examples` wants it: at most `capacity` examples and as many
         spare rows, so that a slice from any example is never shifted back."""
-        key = (part, position, capacity)
-        if key not in self._cached:
-            leaf, count = self.leaf(part, position), self.count(part)
-            if count > capacity:
-                raise FederationError(f"the part {part!r} has more than {capacity} examples")
-            spare = np.zeros((2 * capacity - count, *leaf.shape[1:]), leaf.dtype)
-            self._cached[key] = np.concatenate([leaf, spare])
-        return self._cached[key]
+        leaf, count = self.leaf(part, position), self.count(part)
+        if count > capacity:
+            raise FederationError(f"the part {part!r} has more than {capacity} examples")
+        spare = np.zeros((2 * capacity - count, *leaf.shape[1:]), leaf.dtype)
+        return np.concatenate([leaf, spare])
 
     def describe(self, part: str, examples: bool) -> dict[str, str]:
         """Structure, shapes and dtypes of a part. Seen as examples, the shape of one of them, and

@@ -31,6 +31,7 @@ class Federation:
         self.transport, self.deadline = transport, deadline
         self.knows: dict[int, set[str]] = {}  # digests, by node
         self.declared: set[int] = set()  # nodes that know their client's index
+        self.minimum_cohort: dict[int, int] = {}  # that the site of a node insists on
         self._clients: dict[int, int] = {}  # client -> node
         self._parts: dict[int, list[str]] = {}  # of each node that has described itself
         self._silent: dict[int, float] = {}  # nodes that did not say who they are, and when
@@ -82,6 +83,8 @@ class Federation:
             self.declared.add(node)
         else:
             index = next(i for i in range(len(self._clients) + 1) if i not in self._clients)
+        minimum = reply.meta.get("minimum_cohort", 1)
+        self.minimum_cohort[node] = minimum if isinstance(minimum, int) else 1
         parts = reply.meta.get("parts", [])
         self._clients[index] = node
         self._parts[node] = [str(part) for part in parts] if isinstance(parts, list) else []
@@ -140,10 +143,12 @@ class Federation:
                 raise FederationError.here(
                     f"Client {client} cannot say what its data are like: {reply.reason}."
                 )
-            read = [json.loads(str(reply.meta[k])) for k in ("structure", "shapes", "dtypes")]
-            dtypes = [jax.dtypes.canonicalize_dtype(jnp.dtype(name)) for name in read[2]]
-            capacity = json.loads(str(reply.meta["capacity"]))
-            shapes[client] = (read[0], [tuple(s) for s in read[1]], dtypes, capacity)
+            try:
+                shapes[client] = _described(reply.meta)
+            except (ValueError, KeyError, TypeError):
+                raise FederationError.here(
+                    f"Client {client} says of its data what makes no sense."
+                ) from None
         if not shapes:
             raise NoAnswer.here("No node of the federation answers.")
         return shapes
@@ -189,6 +194,16 @@ class Federation:
         waste = {node: self.waste(node) for node in connected}
         requests = {n: Envelope("forget", {"names": names}) for n, names in waste.items() if names}
         self.ask(requests, self.deadline if deadline is None else deadline)
+
+
+def _described(meta: dict[str, Any]) -> tuple[Any, list[Any], list[Any], int]:
+    structure, shapes, names, capacity = (
+        json.loads(meta[name]) for name in ("structure", "shapes", "dtypes", "capacity")
+    )
+    dtypes = [jax.dtypes.canonicalize_dtype(jnp.dtype(name)) for name in names]
+    rows = [tuple(map(int, shape)) for shape in shapes]
+    decoded(structure, list(zip(rows, dtypes, strict=True)))  # fits together, or raises
+    return structure, rows, dtypes, int(capacity or 0)
 
 
 def _same(shapes: dict[int, Any], hint: str) -> Any:

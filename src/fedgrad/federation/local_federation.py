@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import socket
 import sys
@@ -19,6 +20,7 @@ from fedgrad.federation.connection import EngineError, secured
 from fedgrad.federation.processes import Process, start, stop
 
 _STATE = "federation.json"
+_SCRIPTS = sysconfig.get_path("scripts")  # where Flower's commands are, and look for each other
 _PATIENCE = 90.0
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -91,6 +93,7 @@ def up(
     if policy is None:
         policy = folder / "policy.toml"
         policy.write_text("# For trying out, on data that are nobody's.\nanything = true\n")
+    _introduce(federation)
     try:
         federation = _superlink(federation, nodes, stock)
         for i in range(nodes):
@@ -158,6 +161,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _introduce(federation: LocalFederation) -> None:
+    """Let the command `flwr` with FLWR_HOME at the folder's flwr know the SuperLink as "local"."""
+    home = federation.folder / "flwr"
+    home.mkdir(exist_ok=True)
+    certificates = f'root-certificates = "{federation.root_certificates}"'
+    security = certificates if federation.secure else "insecure = true"
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "local"\n[superlink.local]\naddress = "{federation.address}"\n'
+        f"{security}\n",
+        encoding="utf-8",
+    )
+
+
 def _superlink(federation: LocalFederation, nodes: int, stock: bool) -> LocalFederation:
     host, _, port = federation.address.rpartition(":")
     command = [_command("flower-superlink"), "--host", host, "--port", port]
@@ -207,6 +223,7 @@ def _node(
 
 def _started(federation: LocalFederation, role: str, command: list[str]) -> LocalFederation:
     env = {**QUIET, "FLWR_HOME": str(federation.folder / "flwr")}
+    env["PATH"] = os.pathsep.join([_SCRIPTS, os.environ.get("PATH", os.defpath)])
     process = start(role, command, env, federation.folder / f"{role}.log")
     others = [p for p in federation.processes if p.role != role or p.alive]
     federation = dataclasses.replace(federation, processes=(*others, process))
@@ -242,7 +259,7 @@ def _tail(process: Process) -> str:
 
 
 def _command(name: str) -> str:
-    beside = Path(sysconfig.get_path("scripts")) / name
+    beside = Path(_SCRIPTS) / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise EngineError.here(f"There is no command {name}: pip install 'fedgrad[flower]'")

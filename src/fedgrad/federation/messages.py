@@ -101,10 +101,13 @@ class Messages:
             reason = delivery.bad.get(client, "others answered first")
             self.report.dropped.append(Dropped(client, placement, reason))
         group.clients, group.wanted = [c for c in group.clients if c in chosen], None
-        if len(group.clients) < self.terms.at_least:
+        # A node cannot see who else answers, so what its site insists on is kept here.
+        sites = [self.federation.minimum_cohort[self.nodes[c]] for c in group.clients]
+        least = max([self.terms.at_least, *sites])
+        if len(group.clients) < least:
             raise NoAnswer.here(
                 f"{self.report.program}: {len(group.clients)} {placement} answered, at least "
-                f"{self.terms.at_least} have to. {_reasons(placement, self.report.dropped)}"
+                f"{least} have to. {_reasons(placement, self.report.dropped)}"
             )
         return group.settled and bool(left)
 

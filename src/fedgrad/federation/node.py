@@ -53,7 +53,7 @@ class Node:
         self.data = OwnData(data, self.context)
         self.platform = jax.default_backend()
         self._programs: dict[str, StageProgram] = {}
-        self._on_device: dict[str, Any] = {}
+        self._on_device: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def handle(self, request: Envelope) -> Envelope:
         """The reply to a request. Nothing that a request says makes this raise."""
@@ -85,7 +85,8 @@ class Node:
             return Envelope("error", {"reason": reason})
 
     def _describe(self, request: Envelope) -> Envelope:
-        meta: dict[str, Meta] = {"platform": self.platform, "version": 1}
+        meta: dict[str, Meta] = {"platform": self.platform}
+        meta["minimum_cohort"] = self.policy.minimum_cohort
         if self.context.index is not None:
             meta["index"] = self.context.index
         if "part" in request.meta:
@@ -127,9 +128,15 @@ class Node:
             self.policy.check_cohort(int(item["cohort"]))
         summed: list[Any] = []
         for item, program in zip(work, found, strict=True):
-            own = [self._find(source, index) for source in item["inputs"]]
+            wanted = program.inputs[program.sent :]
+            if len(item["inputs"]) != len(wanted) or len(sent) < program.sent:
+                raise FederationError("the program takes another number of inputs")
+            own = [
+                self._find(source, index, aval.dtype)
+                for source, aval in zip(item["inputs"], wanted, strict=True)
+            ]
             inputs, sent = [*sent[: program.sent], *own], sent[program.sent :]
-            outputs = program.compile()(*_fitted(inputs, program))
+            outputs = program.compile()(*_checked(inputs, program))
             self._keep(item["keep"], outputs[program.summed :])
             summed += outputs[: program.summed]
             self.memory.forget(KEPT + name for name in item["free"])
@@ -160,11 +167,11 @@ class Node:
 
     # --- values ---------------------------------------------------------------------------
 
-    def _find(self, source: list[Any], index: Any) -> Any:
-        """The client's value that a source names."""
+    def _find(self, source: list[Any], index: Any, dtype: Any) -> Any:
+        """The client's value that a source names; of its data, as that dtype."""
         kind, *rest = source
         if kind in ("data", "rows"):
-            return self._own(source)
+            return self._own(source, dtype)
         if kind == "count":
             return np.int32(self.data.count(rest[0]))
         if kind == "offset":
@@ -174,9 +181,9 @@ class Node:
                 raise FederationError("this client has no index")
             return np.int32(index)
         if kind == "row":
-            return self._find(rest[0], index)[rest[1]]
+            return self._find(rest[0], index, dtype)[rest[1]]
         if kind == "stack":
-            return jnp.stack([jnp.asarray(self._find(part, index)) for part in rest[0]])
+            return jnp.stack([jnp.asarray(self._find(part, index, dtype)) for part in rest[0]])
         if kind == "constant":
             found = self.memory.get(CONSTANT + rest[0])
             if found is None:
@@ -187,30 +194,36 @@ class Node:
             raise _Lost(str(source))
         return found
 
-    def _own(self, source: list[Any]) -> Any:
+    def _own(self, source: list[Any], dtype: Any) -> Any:
         """The client's data, moved to the device once."""
-        key = json.dumps(source)
-        if key not in self._on_device:
-            kind, *where = source
+        kind, part, position, *capacity = source
+        here, key = (kind, part, position), (*capacity, str(dtype))
+        if self._on_device.get(here, (None,))[0] != key:
             get = self.data.leaf if kind == "data" else self.data.rows
-            self._on_device[key] = jnp.asarray(get(*where))
-        return self._on_device[key]
+            self._on_device[here] = key, jnp.asarray(_as(get(part, position, *capacity), dtype))
+        return self._on_device[here][1]
 
 
-def _fitted(inputs: list[Any], program: StageProgram) -> list[Any]:
-    """The inputs as the program wants them. 64 bits may become 32, as JAX does by default."""
-    if len(inputs) != len(program.inputs):
-        raise FederationError(f"{len(inputs)} inputs for a program of {len(program.inputs)}")
-    fitted = []
+def _as(x: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+    """Data of 64 bits as 32, if a server without x64 asks for them so, as JAX does in simulation;
+    but not integers that would be others then."""
+    if x.dtype == dtype:
+        return x
+    if x.dtype.kind != dtype.kind or x.dtype.itemsize != 2 * dtype.itemsize:
+        raise FederationError(f"the data are {x.dtype}, the program wants {dtype}")
+    narrow = x.astype(dtype)
+    if x.dtype.kind in "iu" and not np.array_equal(narrow, x):
+        raise FederationError(f"the data are {x.dtype} and do not fit into {dtype}")
+    return narrow
+
+
+def _checked(inputs: list[Any], program: StageProgram) -> list[Any]:
     for x, aval in zip(inputs, program.inputs, strict=True):
-        if np.shape(x) != aval.shape:
-            raise FederationError(f"an array is {np.shape(x)}, the program wants {aval.shape}")
-        if x.dtype != aval.dtype:
-            if x.dtype.kind != aval.dtype.kind or x.dtype.itemsize != 2 * aval.dtype.itemsize:
-                raise FederationError(f"an array is {x.dtype}, the program wants {aval.dtype}")
-            x = x.astype(aval.dtype)
-        fitted.append(x)
-    return fitted
+        if (np.shape(x), x.dtype) != (aval.shape, aval.dtype):
+            raise FederationError(
+                f"an input is {x.dtype}{list(np.shape(x))}, the program wants {aval.str_short()}"
+            )
+    return inputs
 
 
 def _names(given: Meta) -> list[str]:

@@ -81,7 +81,7 @@ class Policy:
         missing = [str(key) for key in keys if not key.is_file()]
         if missing:
             raise ArgumentError.here(f"{path}: there is no key {', '.join(missing)}.")
-        settings = {
+        settings: dict[str, Any] = {
             name: (frozenset if name == "programs" else tuple)(value)
             if isinstance(value, list)
             else value

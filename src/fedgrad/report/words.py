@@ -15,8 +15,8 @@ def number(value: float | None) -> str:
         return "not finite"
     size = abs(value)
     if size and (size < 1e-4 or size >= 1e7):
-        digits, _, power = f"{value:.2e}".partition("e")
-        return f"{digits}e{int(power)}"
+        leading, _, power = f"{value:.2e}".partition("e")
+        return f"{leading}e{int(power)}"
     if float(value).is_integer():
         return f"{value:,.0f}"
     digits = 4 if size < 1 else 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0

@@ -1,5 +1,6 @@
 """Train with q fixed and learned, on several data sets."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,9 +52,25 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     losses, accuracies, exponents = [], [], []
     for seed in range(settings.seeds):
         task = synthetic(settings.alpha, settings.beta, settings.clients, seed)
-        histories = [
-            _history(out, settings, task, seed, kind, progress) for kind in ("fixed", *SCHEDULES)
-        ]
+        evaluations = _evaluations(task)
+        histories = []
+        for kind, algorithm in algorithms(settings, task.loss).items():
+            announce(progress, f"seed {seed + 1} of {settings.seeds}: q {kind}, from 1 and from 0")
+            starts = names_of.replace(algorithm.hyper, {"weight_exponent": jnp.asarray(STARTS)})
+            key = jax.random.key(seed)
+            result = fit(
+                side_by_side(algorithm, starts),
+                task.train,
+                params=task.init(key),
+                rounds=settings.rounds,
+                cohort_size=settings.cohort_size,
+                key=key,
+                eval=evaluations,
+                eval_every=settings.eval_every,
+                out=out / "runs" / f"seed-{seed}-{kind}",
+                progress=progress,
+            )
+            histories.append(result.history)
         losses.append(_curves(histories, "eval.train.loss"))
         accuracies.append(_curves(histories, "eval.test.accuracy"))
         exponents.append(_curves(histories[1:], "hyper.weight_exponent"))
@@ -85,36 +102,18 @@ def algorithms(settings: Settings, loss: Any) -> dict[str, Algorithm]:
         shuffle=False,
     )
     adam = optax.adam(settings.hyper_learning_rate)
-    learned = {
-        schedule: self_tuning(fixed, ["weight_exponent"], adam, schedule) for schedule in SCHEDULES
+    return {
+        "fixed": fixed,
+        **{s: self_tuning(fixed, ["weight_exponent"], adam, s) for s in SCHEDULES},
     }
-    return {"fixed": fixed, **learned}
 
 
-def _history(
-    out: Path, settings: Settings, task: Task, seed: int, kind: str, progress: Progress
-) -> History:
-    announce(progress, f"seed {seed + 1} of {settings.seeds}, q {kind}, from 1 and from 0")
-    algorithm = algorithms(settings, task.loss)[kind]
-    starts = names_of.replace(algorithm.hyper, {"weight_exponent": jnp.asarray(STARTS)})
-    key = jax.random.key(seed)
-    metrics = {"loss": task.loss, **task.metrics}
-    result = fit(
-        side_by_side(algorithm, starts),
-        task.train,
-        params=task.init(key),
-        rounds=settings.rounds,
-        cohort_size=settings.cohort_size,
-        key=key,
-        eval={
-            "train": evaluation({"loss": task.loss}, task.train),
-            "test": evaluation(metrics, task.test),
-        },
-        eval_every=settings.eval_every,
-        out=out / "runs" / f"seed-{seed}-{kind}",
-        progress=progress,
-    )
-    return result.history
+def _evaluations(task: Task) -> dict[str, Callable[[Any], Any]]:
+    """Of both starts at once; one pair of programs for all algorithms, so that it is compiled
+    once."""
+    train = evaluation({"loss": task.loss}, task.train).side_by_side()
+    test = evaluation(dict(task.metrics), task.test).side_by_side()
+    return {"train": lambda params: train(params), "test": lambda params: test(params)}
 
 
 def _curves(histories: list[History], metric: str) -> np.ndarray:

@@ -74,7 +74,7 @@ def _exponent(results: Results, ink: Ink) -> Any:
         for name in ("from 1", "from 0"):
             values = exponent[learned.index(f"{schedule} {name}")]
             _plot(one, rounds, values, STYLES[name], ink)
-        one.set(title=schedule, xlabel="round", xlim=(0, rounds[-1]), ylim=(0, 1))
+        one.set(title=schedule, xlabel="round", xlim=(0, rounds[-1]))
     axes[0, 0].set_ylabel("q")
     legend(axes[0, -1], ink)
     return figure

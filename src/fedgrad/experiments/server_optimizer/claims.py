@@ -5,8 +5,8 @@ import numpy as np
 from fedgrad.experiments.claims import Claim
 from fedgrad.experiments.maximum import trials_to_reach
 from fedgrad.experiments.results import Results
-from fedgrad.experiments.server_optimizer.outcome import Outcome, outcome
-from fedgrad.experiments.server_optimizer.run import DEFAULT, LEARN, key
+from fedgrad.experiments.server_optimizer.outcome import Outcome, outcome, trajectories
+from fedgrad.experiments.server_optimizer.run import DEFAULT, LEARN
 
 MATCHES = 0.005  # of accuracy: what counts as the same
 ABOUT_A_TENTH = 0.2  # of the trials, at most
@@ -102,8 +102,7 @@ def _trajectories(results: Results) -> str:
     parts = []
     for task in results.facts["tasks"]:
         for name in LEARN:
-            values = results.arrays[key(task, DEFAULT, "learned", name)]
-            middle = np.median(values, axis=0)
+            middle = np.median(trajectories(results, task, DEFAULT, name), axis=0)
             at = [int(part * (len(middle) - 1)) for part in (0, 0.25, 0.5, 1)]
             shown = " → ".join(f"{middle[i]:.3f}" for i in at)
             parts.append(f"{task} {name} {shown}")

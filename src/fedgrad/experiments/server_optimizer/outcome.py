@@ -32,6 +32,12 @@ def outcome(results: Results, task: str, initialisation: str, kind: str) -> Outc
     first, last = results.arrays[f"{task}/first loss"], of("loss")[:, -1]
     first = first if initialisation == DEFAULT else first[0]  # trials side by side share a seed
     finite = np.isfinite(last)
-    rejected = of("rejected").sum(1) if kind != "fixed" else np.zeros(len(last), int)
+    rejected = of("rejected")[:, -1] if kind != "fixed" else np.zeros(len(last), int)
     accuracy = np.where(finite, of("accuracy")[:, -1], 0.0)
     return Outcome(accuracy, ~finite | (np.where(finite, last, 0) > first), rejected)
+
+
+def trajectories(results: Results, task: str, initialisation: str, name: str) -> np.ndarray:
+    """A learned hyperparameter of each trial, from its start on: trials x (1 + evaluations)."""
+    start = results.arrays[f"{task}/{initialisation}/{name}"]
+    return np.column_stack([start, results.arrays[key(task, initialisation, "learned", name)]])

@@ -1,8 +1,6 @@
 """FedAvgM with its server's learning rate and momentum fixed, and learned, over many trials."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from fedgrad.experiments.experiment import Progress, announce
 from fedgrad.experiments.results import Results
 from fedgrad.tasks.registry import task as make_task
 from fedgrad.tasks.task import Task
-from fedgrad.training.evaluation import evaluation
+from fedgrad.training.evaluation import Evaluation, evaluation
 from fedgrad.training.fit import fit
 from fedgrad.training.history import History
 
@@ -34,12 +32,7 @@ INITIALISATIONS = {
     "random server, default client": LEARN,
     "random server, random client": (*LEARN, "client.learning_rate"),
 }
-METRICS = {
-    "accuracy": "eval.test.accuracy",
-    "loss": "eval.train.loss",
-    **{name: f"hyper.{name}" for name in LEARN},
-    "rejected": "rejected",
-}
+EVALUATED = {"accuracy": "eval.test.accuracy", "loss": "eval.train.loss"}
 
 
 @dataclass(frozen=True)
@@ -71,35 +64,28 @@ class Settings:
 
 def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     """Every task with every initialisation and kind."""
-    arrays: dict[str, np.ndarray] = {}
+    arrays = {"rounds": _evaluated(settings)}
     for on in settings.tasks:
         task = make_task(on.name, **on.options)
+        evaluations = {
+            "train": evaluation({"loss": task.loss}, task.train),
+            "test": evaluation(dict(task.metrics), task.test),
+        }
         for kind, algorithm in algorithms(settings, task).items():
+            fitting = _Fitting(task, on, settings, evaluations)
             announce(progress, f"{on.name}, {kind}: {3 * settings.trials} trials side by side")
-            starts = draw_starts(settings, task)
-            together = {
-                name: np.concatenate([values[name] for values in starts.values()])
-                for name in next(iter(starts.values()))
-            }
-            trials = side_by_side(algorithm, names_of.replace(algorithm.hyper, together))
             folder = out / "runs" / f"{on.name}-{kind}"
-            history = _fit(trials, task, on, settings, 0, folder, progress)
-            for i, initialisation in enumerate(starts):
-                mine = slice(i * settings.trials, (i + 1) * settings.trials)
-                for metric, values in _recorded(history).items():
-                    arrays[key(on.name, initialisation, kind, metric)] = values[:, mine].T
+            found = fitting.random_starts(algorithm, folder, progress)
             announce(progress, f"{on.name}, {kind}: {settings.seeds} seeds with the defaults")
-            runs = [
-                _recorded(_fit(algorithm, task, on, settings, seed, None, False))
-                for seed in range(settings.seeds)
-            ]
-            for metric in runs[0]:
-                arrays[key(on.name, DEFAULT, kind, metric)] = np.stack([r[metric] for r in runs])
-        for initialisation, values in draw_starts(settings, task).items():
-            for name, start in values.items():
-                arrays[f"{on.name}/{initialisation}/{name}"] = start
-        arrays[f"{on.name}/first loss"] = _first_loss(task, settings)
-    arrays["rounds"] = history.rounds("eval.test.accuracy")
+            found[DEFAULT] = fitting.defaults(algorithm)
+            for initialisation, metrics in found.items():
+                for metric, values in metrics.items():
+                    arrays[key(on.name, initialisation, kind, metric)] = values
+        for initialisation, values_of in starts(settings, task).items():
+            for name, values in values_of.items():
+                arrays[f"{on.name}/{initialisation}/{name}"] = values
+        firsts = [evaluations["train"](task.init(jax.random.key(s))) for s in range(settings.seeds)]
+        arrays[f"{on.name}/first loss"] = np.asarray([first["loss"] for first in firsts])
     return Results(
         experiment="server-optimizer",
         settings=asdict(settings),
@@ -113,7 +99,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
 
 
 def key(task: str, initialisation: str, kind: str, metric: str) -> str:
-    """Where the results have a metric: trials x evaluations, or x rounds."""
+    """Where the results have a metric: trials x evaluations."""
     return f"{task}/{initialisation}/{kind}/{metric}"
 
 
@@ -134,9 +120,9 @@ def algorithms(settings: Settings, task: Task) -> dict[str, Algorithm]:
     }
 
 
-def draw_starts(settings: Settings, task: Task) -> dict[str, dict[str, np.ndarray]]:
-    """The first hyperparameters of every trial of each random initialisation: learning rates
-    log-uniform between 0.001 and 10, momentum uniform between 0 and 1."""
+def starts(settings: Settings, task: Task) -> dict[str, dict[str, np.ndarray]]:
+    """The first hyperparameters of every trial of each initialisation: the default, or learning
+    rates log-uniform between 0.001 and 10, momentum uniform between 0 and 1."""
     rng = np.random.default_rng(0)
     n = settings.trials
     random = {
@@ -149,62 +135,82 @@ def draw_starts(settings: Settings, task: Task) -> dict[str, dict[str, np.ndarra
         "server.momentum": settings.momentum,
         "client.learning_rate": task.defaults.client_learning_rate,
     }
-    return {
-        initialisation: {
-            name: np.float32(random[name] if name in drawn else np.full(n, default[name]))
-            for name in random
+
+    def start(name: str, drawn: tuple[str, ...]) -> np.ndarray:
+        if name in drawn:
+            return random[name].astype(np.float32)
+        return np.full(n if drawn else settings.seeds, default[name], np.float32)
+
+    return {i: {n: start(n, drawn) for n in random} for i, drawn in INITIALISATIONS.items()}
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """How models of one task are trained."""
+
+    task: Task
+    on: OnTask
+    settings: Settings
+    evaluations: dict[str, Evaluation]
+
+    def random_starts(
+        self, algorithm: Algorithm, folder: Path, progress: Progress
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """The trials of all random initialisations together: trials x evaluations of metrics."""
+        random = {i: s for i, s in starts(self.settings, self.task).items() if i != DEFAULT}
+        names = list(next(iter(random.values())))
+        together = {n: np.concatenate([values[n] for values in random.values()]) for n in names}
+        trials = side_by_side(algorithm, names_of.replace(algorithm.hyper, together))
+        metrics = _recorded(self.fit(trials, 0, folder, progress), self.settings)
+        n = self.settings.trials
+        return {
+            initialisation: {m: v[:, i * n : (i + 1) * n].T for m, v in metrics.items()}
+            for i, initialisation in enumerate(random)
         }
-        for initialisation, drawn in INITIALISATIONS.items()
-        if drawn
-    }
+
+    def defaults(self, algorithm: Algorithm) -> dict[str, np.ndarray]:
+        """One run for each seed: seeds x evaluations of metrics."""
+        runs = [
+            _recorded(self.fit(algorithm, seed, None, False), self.settings)
+            for seed in range(self.settings.seeds)
+        ]
+        return {metric: np.stack([run[metric] for run in runs]) for metric in runs[0]}
+
+    def fit(
+        self, algorithm: Algorithm, seed: int, folder: Path | None, progress: Progress
+    ) -> History:
+        """Train, with the model and the order of clients of this seed."""
+        start = jax.random.key(seed)
+        with warnings.catch_warnings():
+            # Some of the rates that are drawn are much too high.
+            warnings.filterwarnings("ignore", "The loss of round", RuntimeWarning)
+            return fit(
+                algorithm,
+                self.task.train,
+                params=self.task.init(start),
+                rounds=self.settings.rounds,
+                cohort_size=self.on.cohort_size,
+                key=start,
+                eval=self.evaluations,
+                eval_every=self.settings.eval_every,
+                out=folder,
+                progress=progress,
+            ).history
 
 
-def _fit(
-    algorithm: Algorithm,
-    task: Task,
-    on: OnTask,
-    settings: Settings,
-    seed: int,
-    folder: Path | None,
-    progress: Progress,
-) -> History:
-    start = jax.random.key(seed)
-    with _divergence_expected():
-        return fit(
-            algorithm,
-            task.train,
-            params=task.init(start),
-            rounds=settings.rounds,
-            cohort_size=on.cohort_size,
-            key=start,
-            eval=_evaluations(task),
-            eval_every=settings.eval_every,
-            out=folder,
-            progress=progress,
-        ).history
+def _evaluated(settings: Settings) -> np.ndarray:
+    """The rounds in which models are evaluated."""
+    every = np.arange(settings.eval_every, settings.rounds + 1, settings.eval_every)
+    return every if settings.rounds in every else np.append(every, settings.rounds)
 
 
-def _evaluations(task: Task) -> dict[str, Any]:
-    return {
-        "train": evaluation({"loss": task.loss}, task.train),
-        "test": evaluation(dict(task.metrics), task.test),
-    }
-
-
-@contextmanager
-def _divergence_expected() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The loss of round", RuntimeWarning)
-        yield
-
-
-def _recorded(history: History) -> dict[str, np.ndarray]:
-    """What is kept of a run, evaluations or rounds along the first axis."""
-    return {name: np.asarray(history[at]) for name, at in METRICS.items() if at in history}
-
-
-def _first_loss(task: Task, settings: Settings) -> np.ndarray:
-    """The loss of the model that each seed starts with."""
-    loss = _evaluations(task)["train"]
-    firsts = [loss(task.init(jax.random.key(seed)))["loss"] for seed in range(settings.seeds)]
-    return np.asarray(firsts, np.float32)
+def _recorded(history: History, settings: Settings) -> dict[str, np.ndarray]:
+    """What is kept of a run, in the rounds in which it was evaluated (along the first axis): the
+    metrics, the hyperparameters, and how often the guard has stepped in so far."""
+    at = _evaluated(settings) - 1
+    kept = {name: np.asarray(history[metric]) for name, metric in EVALUATED.items()}
+    for name, values in history.under("hyper").items():
+        kept[name] = np.asarray(values)[at]
+    if "rejected" in history:
+        kept["rejected"] = np.cumsum(history["rejected"], axis=0)[at]
+    return kept

@@ -9,8 +9,8 @@ import numpy as np
 from fedgrad.experiments.drawing import Drawing, Ink, band, legend, panels
 from fedgrad.experiments.maximum import trials_to_reach
 from fedgrad.experiments.results import Results
-from fedgrad.experiments.server_optimizer.outcome import outcome
-from fedgrad.experiments.server_optimizer.run import LEARN, key
+from fedgrad.experiments.server_optimizer.outcome import outcome, trajectories
+from fedgrad.experiments.server_optimizer.run import LEARN
 from fedgrad.experiments.tables import Table
 
 # kind: (what it is called, its colour, its stroke)
@@ -103,9 +103,9 @@ def _trajectories(results: Results, task: str, ink: Ink) -> Any:
     figure, axes = panels(ink, len(LEARN), len(initialisations), sharex=True, sharey="row")
     for row, name in zip(axes, LEARN, strict=True):
         for one, initialisation in zip(row, initialisations, strict=True):
-            values = results.arrays[key(task, initialisation, "learned", name)]
+            values = trajectories(results, task, initialisation, name)
             diverged = outcome(results, task, initialisation, "learned").diverged
-            rounds = np.arange(1, values.shape[1] + 1)
+            rounds = [0, *results.arrays["rounds"]]
             for trial, bad in zip(values[:SHOWN], diverged[:SHOWN], strict=True):
                 colour = ink.curves[4] if bad else ink.curves[0]
                 one.plot(rounds, trial, color=colour, linewidth=1, alpha=0.7)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import fedgrad as fg
 
-FEATURES, CLASSES, ROUNDS = 20, 5, 20
+FEATURES, CLASSES = 20, 5
 
 
 def loss(weights: jax.Array, batch: Any, mask: jax.Array) -> jax.Array:
@@ -51,7 +51,15 @@ def synthetic_clients(rng: np.random.Generator, clients: int) -> list[Any]:
     return data
 
 
-def main() -> None:
+program = fed_avg
+
+
+def arguments() -> tuple[Any, ...]:
+    everyone = fg.population(synthetic_clients(np.random.default_rng(0), clients=500))
+    return jnp.zeros((FEATURES, CLASSES)), jnp.float32(0.1), everyone.sample(jax.random.key(0), 50)
+
+
+def main(rounds: int = 20) -> None:
     console = Console(highlight=False)
     everyone = fg.population(synthetic_clients(np.random.default_rng(0), clients=500))
     weights, lr = jnp.zeros((FEATURES, CLASSES)), jnp.float32(0.1)
@@ -60,11 +68,11 @@ def main() -> None:
     plan = fg.plan(fed_avg, weights, lr, everyone.sample(key, 50))
     print(plan)
     Path("out").mkdir(exist_ok=True)
-    plan.draw("out/demo.svg")
-    console.print("\nIts graph is in [bold]out/demo.svg[/]\n")
+    plan.draw("out/first_program.svg")
+    console.print("\nIts graph is in [bold]out/first_program.svg[/]\n")
 
-    console.rule(f"{ROUNDS} rounds, 50 of {len(everyone)} clients in each")
-    for i, round_key in enumerate(jax.random.split(key, ROUNDS), 1):
+    console.rule(f"{rounds} rounds, 50 of {len(everyone)} clients in each")
+    for i, round_key in enumerate(jax.random.split(key, rounds), 1):
         weights, now = fed_avg(weights, lr, everyone.sample(round_key, 50))
         console.print(f"round {i:2}  loss {now:.3f}  [green]{'━' * int(30 * now)}[/]")
 
