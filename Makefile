@@ -18,7 +18,7 @@ help:
 	@echo "make clean-all  remove the virtual environments too"
 
 demo: $(READY)
-	@$(VENV)/bin/fedgrad reproduce client-weighting --quick --out out/demo
+	@$(VENV)/bin/fedgrad reproduce client-weighting --out out/demo
 
 test: $(READY)
 	@$(PY) -m pytest $(ARGS)

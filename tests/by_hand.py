@@ -39,7 +39,7 @@ def as_params(vector):
 
 
 def as_vector(params):
-    return np.concatenate([np.atleast_1d(params["b"]), params["w"]])
+    return np.concatenate([np.atleast_1d(np.asarray(params[name], float)) for name in "bw"])
 
 
 def loss(params, batch):

@@ -432,7 +432,8 @@ def few_compilations():
 def local_deals_over_its_devices():
     for devices in (None, 3, 1):
         executor = fg.executors.local(devices=devices)
-        for n, case in zip((1, 5, 9), cases("client_outputs train_then_eval scan_client_state")):
+        some = cases("client_outputs train_then_eval scan_client_state")
+        for n, case in zip((1, 5, 9), some, strict=True):
             args = case.args(n)
             found = jax.device_get(case.program.on(executor)(*args))
             assert_same(found, jax.device_get(case.centralised(*args)))

@@ -15,7 +15,7 @@ import pytest
 
 import fedgrad as fg
 from fedgrad.federation.data import Context, decoded, rounded_up
-from fedgrad.federation.errors import FederationError
+from fedgrad.federation.errors import FederationError, NoAnswer
 from fedgrad.federation.exported import PLATFORMS, programs, read_program
 from fedgrad.federation.in_process import InProcess
 from fedgrad.federation.memory import KEPT
@@ -229,6 +229,9 @@ def test_nodes_with_64_bits_serve_a_server_with_32():
         found = program.on(executor)(jnp.float32(2), handle)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, 2 * np.asarray(Z).mean(0), rtol=1e-6)
+    executor = flower(InProcess.of([np.array([2**40]), np.array([1])]))
+    with jax.enable_x64(False), pytest.raises(NoAnswer, match="do not fit into int32"):
+        fg.program(z=fg.CLIENTS)(lambda z: fg.sum(z)).on(executor)(executor.clients())
 
 
 def test_recompute_keeps_nothing_between_messages():
@@ -363,6 +366,35 @@ def test_a_choice_of_clients_is_summed_and_counted():
     found = unweighted_mean.on(executor)(X, some)
     assert_same(found, unweighted_mean.on(REFERENCE)(X, normal(2, 5, 3)[jnp.array([4, 0, 2])]))
     assert executor.report.asked == executor.report.answered == {"clients": 3}
+
+
+def test_training_and_tuning_run_unchanged():
+    def loss(params, batch):
+        return (batch["x"] @ params - batch["y"]) ** 2
+
+    algorithm = fg.fed_avgm(loss, client_learning_rate=0.05, batch_size=2)
+    algorithm = fg.self_tuning(algorithm, learn=["server.learning_rate"])
+    executor = flower(InProcess.of(RAGGED))
+
+    def train(clients, on):
+        evaluate = fg.evaluation({"loss": loss}, clients)
+        return fg.fit(
+            algorithm,
+            clients,
+            params=jnp.zeros(2),
+            rounds=3,
+            cohort_size=5,
+            key=jax.random.key(2),
+            eval=evaluate,
+            executor=on,
+            progress=False,
+        )
+
+    here, there = train(fg.population(RAGGED), None), train(executor.population(), executor)
+    np.testing.assert_allclose(there.params, here.params, rtol=1e-9)
+    for name in ("loss", "eval.loss", "hyper.server.learning_rate"):
+        np.testing.assert_allclose(there.history[name], here.history[name], rtol=1e-9)
+    assert len(set(there.history["hyper.server.learning_rate"])) > 1
 
 
 # --- sent once, traced once ---------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 import fedgrad as fg
 from fedgrad.federation.data import Context
 from fedgrad.federation.envelope import Envelope
-from fedgrad.federation.errors import CohortMismatch, NoAnswer
+from fedgrad.federation.errors import CohortMismatch, FederationError, NoAnswer
 from fedgrad.federation.in_process import InProcess
 from fedgrad.federation.node import Node
 from fedgrad.federation.policy import Policy
@@ -156,6 +156,38 @@ def test_if_nobody_is_left_there_is_no_result():
     executor = flower(faulty(FAULTS["error"][0]), missing="drop", at_least=4)
     with pytest.raises(NoAnswer, match=r"3 clients answered, at least 4 have to\. Client 1"):
         GRADIENTS["mixed"].on(executor)(X, executor.clients())
+
+
+def test_no_result_is_over_fewer_than_the_sites_insist_on():
+    """The first message is announced to three; that only two answer, no node can see."""
+    transport = faulty(FAULTS["error"][0], data=np.asarray(Z)[:3])
+    for handler in transport.handlers.values():
+        handler.node.policy = Policy(anything=True, minimum_cohort=3)
+    executor = flower(transport, missing="drop")
+    with pytest.raises(NoAnswer, match="2 clients answered, at least 3"):
+        GRADIENTS["mixed"].on(executor)(X, executor.clients())
+
+
+def test_what_nodes_say_of_their_data_is_not_believed():
+    class Liar(Faulty):
+        def handle(self, request):
+            reply = self.node.handle(request)
+            if "part" not in request.meta:
+                return reply
+            return Envelope("ok", {**reply.meta, **self.fault})
+
+    for lie in (
+        {"structure": "]["},
+        {"structure": "7"},
+        {"shapes": "[[1], [2]]"},
+        {"dtypes": '["float99"]'},
+        {"capacity": '"many"'},
+        {"shapes": '[["a"]]'},
+    ):
+        executor = flower(InProcess({0: Liar(node(0, np.asarray(Z)), lie)}))
+        for ask in (executor.clients, executor.population):
+            with pytest.raises(FederationError, match="Client 0 says of its data"):
+                ask()
 
 
 def test_a_dropped_client_is_dropped_from_weights_too():

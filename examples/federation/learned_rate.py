@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from examples.federation.sites import site
 
 import fedgrad as fg
-from examples.federation.sites import site
 from fedgrad.federation.local_federation import local_federation
 
 SITES = 3

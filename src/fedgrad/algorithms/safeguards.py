@@ -47,12 +47,18 @@ def guarded(
         new,
         inner=choose(trained, new.inner, before),
         learned=choose(trained, kept, back),
-        optimizer=choose(tuned, new.optimizer, old.optimizer),
+        optimizer=choose(tuned & trained, new.optimizer, old.optimizer),
         sensitivity=choose(trained, new.sensitivity, forgotten),
         fallback=None if old.fallback is None else before,
         rejected=old.rejected + rejected,
     )
     return state, rejected
+
+
+def ran_away(loss: jax.Array, first: jax.Array, times: float) -> jax.Array:
+    """Whether a loss is not finite, or above the first one by so many times its size."""
+    size = jnp.where(first == 0, jnp.inf, jnp.abs(first))  # it may be negative
+    return ~jnp.isfinite(loss) | (loss > first + times * size)
 
 
 def _finite(tree: Any) -> jax.Array:

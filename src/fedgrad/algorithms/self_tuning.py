@@ -23,7 +23,7 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.objective import client_loss
 from fedgrad.algorithms.parametrisation import Bounds, learned
-from fedgrad.algorithms.safeguards import choose, guarded, limited
+from fedgrad.algorithms.safeguards import choose, guarded, limited, ran_away
 from fedgrad.core.cohort import Population
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.examples import Examples
@@ -153,14 +153,16 @@ def self_tuning(
             state.fallback,
             # A serial round sees the loss after training; the cohort's own is from the beginning.
             jnp.where(
-                state.rounds == 0, metrics.get("loss", gradient_loss), state.first_loss
+                jnp.isfinite(state.first_loss),
+                state.first_loss,
+                metrics.get("loss", gradient_loss),
             ).astype(jnp.float32),
             state.rounds + 1,
             state.rejected,
         )
         rejected = jnp.int32(0)
         if guard is not None:
-            good = jnp.isfinite(gradient_loss) & ~(gradient_loss > guard * new.first_loss)
+            good = ~ran_away(gradient_loss, new.first_loss, guard)
             new, rejected = guarded(state, new, wanted, gradient, good)
         values = {n: wanted[n].value(state.learned[n]) for n in names}
         return new, {

@@ -71,8 +71,12 @@ class Parser(argparse.ArgumentParser):
     """A parser that shows descriptions as they are written and takes no half names."""
 
     def __init__(self, **options: Any) -> None:
-        raw = argparse.RawDescriptionHelpFormatter
-        super().__init__(**{"formatter_class": raw, "allow_abbrev": False, **options})
+        super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
 
 
 def _parser() -> tuple[Parser, dict[str, Parser]]:

@@ -1,6 +1,7 @@
 """`fedgrad reproduce`: an experiment of the paper, its figures, its tables and its claims."""
 
 import argparse
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,20 @@ from fedgrad.report.experiment import score
 from fedgrad.report.write import write_experiment_report
 from fedgrad.training.files import RunFolderError
 
+
+def _listed() -> str:
+    """Every experiment with what it is about."""
+    return "\n".join(
+        textwrap.fill(
+            experiment.description.partition(":")[0],
+            width=98,
+            initial_indent=f"  {name:20} ",
+            subsequent_indent=" " * 23,
+        )
+        for name, experiment in EXPERIMENTS.items()
+    )
+
+
 REPRODUCE = f"""\
 Run an experiment of the paper, check each of its claims against what is measured here, and write
 figures, tables and a report. Nothing is downloaded.
@@ -22,7 +37,7 @@ figures, tables and a report. Nothing is downloaded.
 {chr(10).join(f"  fedgrad reproduce {name} --quick" for name in EXPERIMENTS)}
 
 experiments:
-{chr(10).join(f"  {e.name:20} {e.description.partition(':')[0]}" for e in EXPERIMENTS.values())}
+{_listed()}
 
 The folder --out gets results.json and results.npz, the figures, results.txt and report.html. The
 same command goes on where it was interrupted.

@@ -39,7 +39,9 @@ def show(run: Run, report: Path) -> None:
     table.add_column(f"after {run.rounds:,} rounds", style="dim")
     for name in run.curves:
         table.add_column(name, justify="right")
-    for key in run.measured:
+    # The loss of the last cohort says less than an evaluation of everyone, where there is one.
+    shown = [key for key in run.measured if key.startswith("eval.")] or run.measured
+    for key in shown:
         ends = [curves.get(key) for curves in run.curves.values()]
         table.add_row(title(key), *(measure(key)(end.last) if end else "" for end in ends))
     for name in run.learned:

@@ -43,7 +43,9 @@ and report.html. The same command goes on where it was interrupted; with more --
 def add_command(commands: Any) -> None:
     """Add `tune`."""
     words = "train with hyperparameters that are learned, and with them fixed"
-    command = commands.add_parser("tune", help=words, description=TUNE)
+    command = commands.add_parser(
+        "tune", help=words, description=TUNE, usage="fedgrad tune TASK [options]"
+    )
     add = command.add_argument
     # fmt: off
     add("task", metavar="TASK", type=read.one_of("task", TASKS), help="what to learn")

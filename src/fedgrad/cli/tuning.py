@@ -125,7 +125,7 @@ def prepare(asked: Tuning) -> Prepared:
     except (TaskError, TypeError, ValueError) as error:
         if isinstance(error.__cause__, ImportError):
             raise
-        raise ArgumentError(f"--task-option: {error}") from error
+        raise ArgumentError(str(error)) from error
     command = asked.command()
     asked = replace(
         asked,

@@ -163,6 +163,9 @@ def _shared(argument: Any) -> set[int]:
 
 
 def _aval(leaf: Any, label: str, program: Program) -> Any:
+    if isinstance(leaf, jax.Array):  # at once: a model has many leaves, and eval_shape traces each
+        weak = jax.typeof(leaf).weak_type
+        return jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=weak)
     try:
         shape = jax.eval_shape(lambda x: x, leaf)
     except TypeError:

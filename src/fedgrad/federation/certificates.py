@@ -5,6 +5,8 @@ authority.key     signs certificates; belongs nowhere near the network
 superlink.crt     the SuperLink's certificate, for the hosts that were named
 superlink.key
 secret            lets a driver take the place of the server of a run
+operator.key      signs programs, for sites that allow what the operator signs
+operator.pub      what those sites name in their policy
 node-0, node-0.pub, node-1, ...     one key pair per node, as `ssh-keygen -t ecdsa` makes them
 """
 
@@ -16,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgrad.core.errors import ArgumentError
-from fedgrad.federation.connection import EngineError
+from fedgrad.federation.connection import EngineError, read
+from fedgrad.federation.signing import make_keys
 
 try:
     from cryptography import x509
@@ -56,6 +59,9 @@ def make_certificates(
     _write(folder / "superlink.crt", server.public_bytes(_PEM), private=False)
     _write(folder / "superlink.key", _pem(server_key))
     _write(folder / "secret", secrets.token_bytes(32))
+    private, public = make_keys()
+    _write(folder / "operator.key", private)
+    _write(folder / "operator.pub", public, private=False)
     for i in range(nodes):
         make_node_key(folder / f"node-{i}")
     return folder
@@ -79,7 +85,7 @@ def make_node_key(path: Path) -> None:
 
 def private_key(path: str | Path) -> ec.EllipticCurvePrivateKey:
     """The private key in a file, as ssh-keygen or openssl wrote it."""
-    content = _read(path)
+    content = read(path, "key")
     openssh = b"OPENSSH PRIVATE KEY" in content
     load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
     try:
@@ -94,7 +100,7 @@ def private_key(path: str | Path) -> ec.EllipticCurvePrivateKey:
 def public_key(path: str | Path) -> bytes:
     """The public key in a file that ssh-keygen wrote, as PEM."""
     try:
-        key = serialization.load_ssh_public_key(_read(path))
+        key = serialization.load_ssh_public_key(read(path, "key"))
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ArgumentError.here(f"{path} holds no public key: {error}.") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -176,10 +182,3 @@ def _write(path: Path, content: bytes, private: bool = True) -> None:
         raise ArgumentError.here(f"{path} is there already.") from None
     with os.fdopen(number, "wb") as file:
         file.write(content)
-
-
-def _read(path: str | Path) -> bytes:
-    try:
-        return Path(path).expanduser().read_bytes()
-    except OSError as error:
-        raise ArgumentError.here(f"The key cannot be read: {error}.") from None

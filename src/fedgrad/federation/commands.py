@@ -24,7 +24,7 @@ refused. On another machine than the SuperLink's, give its root certificates and
 FEDERATION = """\
 Run a federation on this machine for trying out, and prepare a real one.
 
-  fedgrad federation up --nodes 3 --data examples.federation:data
+  fedgrad federation up --nodes 3 --data examples.federation.sites:data
   fedgrad federation status
   fedgrad federation down
   fedgrad federation certificates keys --host fl.example.org --nodes 5

@@ -37,7 +37,7 @@ def secured(
         return Connection(address, plaintext=insecure or is_loopback(host))
     if insecure:
         raise ArgumentError.here("Certificates are for TLS, insecure is for none: give one.")
-    return Connection(address, _certificates(Path(root_certificates)))
+    return Connection(address, _certificates(root_certificates))
 
 
 def is_loopback(host: str) -> bool:
@@ -48,11 +48,16 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _certificates(path: Path) -> bytes:
+def read(path: str | Path, what: str) -> bytes:
+    """The content of a file that the user named."""
     try:
-        content = path.expanduser().read_bytes()
+        return Path(path).expanduser().read_bytes()
     except OSError as error:
-        raise ArgumentError.here(f"The root certificates cannot be read: {error}.") from None
+        raise ArgumentError.here(f"The {what} cannot be read: {error}.") from None
+
+
+def _certificates(path: str | Path) -> bytes:
+    content = read(path, "file of root certificates")
     if b"-----BEGIN CERTIFICATE-----" not in content:
         raise ArgumentError.here(f"{path} holds no PEM certificate.")
     return content

@@ -16,12 +16,16 @@ from jax import export
 from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import read
 from fedgrad.executors.rewrite import evaluate
-from fedgrad.federation.errors import FederationError
+from fedgrad.federation.errors import FederationError, MissingExtra
 from fedgrad.plan.plan import Plan
 from fedgrad.plan.stages import Exchange, Steps
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-_CUSTOM_CALL = re.compile(r'custom_call\s*@"?([\w.$]+)|call_target_name\s*=\s*"([^"]*)"')
+# Where code leaves the device: calls by name, and the queues that it shares with its host.
+_OUTSIDE = re.compile(
+    r'custom_call\s*@"?([\w.$]+)|call_target_name\s*=\s*"([^"]*)"'
+    r"|stablehlo\.(infeed|outfeed|send|recv)\b"
+)
 
 _compiling = threading.Lock()
 
@@ -82,8 +86,8 @@ class StageProgram:
 
     @property
     def custom_calls(self) -> set[str]:
-        """Functions of the host's libraries that the code calls by name."""
-        return {a or b for a, b in _CUSTOM_CALL.findall(self.text)}
+        """What the code uses of its host, such as functions of libraries, by name."""
+        return {name for found in _OUTSIDE.findall(self.text) for name in found if name}
 
     def __str__(self) -> str:
         leaves = ", ".join(f"{a.dtype}{list(a.shape)}" for a in self.outputs[: self.summed])
@@ -108,7 +112,7 @@ def _read(content: bytes) -> StageProgram:
             str(fields["name"]), int(fields["sent"]), int(fields["summed"]), module
         )
         sent, summed = len(program.inputs), len(program.outputs)
-    except FederationError:
+    except (FederationError, ImportError):
         raise
     except Exception as error:  # whatever a deserialiser raises on bytes that are not a program
         raise FederationError(f"the bytes are not a program ({type(error).__name__})") from None
@@ -157,7 +161,11 @@ def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> Sta
             f"{name}: what its {exchange.placement} compute cannot be sent to nodes: {error} "
             "Client code on a federation has no callbacks and no debug prints."
         ) from error
-    return StageProgram(name, len(exchange.down), len(exchange.up), bytes(module.serialize()))
+    try:
+        code = bytes(module.serialize())
+    except ImportError as error:
+        raise MissingExtra.here(f"{error}: pip install 'fedgrad[flower]'.") from None
+    return StageProgram(name, len(exchange.down), len(exchange.up), code)
 
 
 # --- typed PRNG keys travel as the integers they are made of ----------------------------------

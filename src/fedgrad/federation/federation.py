@@ -144,8 +144,8 @@ class Federation:
                     f"Client {client} cannot say what its data are like: {reply.reason}."
                 )
             try:
-                shapes[client] = _described(reply.meta)
-            except (ValueError, KeyError, TypeError):
+                shapes[client] = _read_description(reply.meta)
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 raise FederationError.here(
                     f"Client {client} says of its data what makes no sense."
                 ) from None
@@ -196,7 +196,7 @@ class Federation:
         self.ask(requests, self.deadline if deadline is None else deadline)
 
 
-def _described(meta: dict[str, Any]) -> tuple[Any, list[Any], list[Any], int]:
+def _read_description(meta: dict[str, Any]) -> tuple[Any, list[Any], list[Any], int]:
     structure, shapes, names, capacity = (
         json.loads(meta[name]) for name in ("structure", "shapes", "dtypes", "capacity")
     )

@@ -1,4 +1,4 @@
-"""What an operator asks of a SuperLink: who may take part, and who is there."""
+"""What an operator asks of a SuperLink: who may take part, who is there, what was sent."""
 
 from fedgrad.federation import flower_internals as flower
 from fedgrad.federation.connection import Connection
@@ -17,3 +17,10 @@ def nodes_online(connection: Connection) -> list[int]:
     with located(), client(flower.ControlHttpClient, connection, "fedgrad") as control:
         answer = call(control.ListNodes, flower.ListNodesRequest())
         return sorted(n.node_id for n in answer.nodes_info if n.status == "online")
+
+
+def traffic(connection: Connection, run: int) -> tuple[int, int]:
+    """Bytes that nodes were sent and sent themselves in a run, by the SuperLink's own account."""
+    with located(), client(flower.ControlHttpClient, connection, "fedgrad") as control:
+        found = call(control.ListRuns, flower.ListRunsRequest(run_id=run)).run_dict[run]
+        return int(found.bytes_sent), int(found.bytes_recv)

@@ -7,7 +7,6 @@ sends and receives messages as the server of that run, until it closes the run o
 
 import hashlib
 import io
-import time
 import weakref
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -16,13 +15,12 @@ from typing import Any, Self
 
 from fedgrad.federation import flower_internals as flower
 from fedgrad.federation.certificates import public_key
-from fedgrad.federation.connection import Connection, EngineError, secured
-from fedgrad.federation.flower_engine import DRIVEN, MESSAGE_TYPE, GridTransport
+from fedgrad.federation.connection import Connection, EngineError, read, secured
+from fedgrad.federation.flower_engine import GridTransport
 from fedgrad.federation.flower_http import Denied, Heartbeat, call, client, located
-from fedgrad.federation.flower_objects import Download, TooLarge, discard, upload
+from fedgrad.federation.flower_run import RunGrid
 
 _ATTEMPTS = 5
-_LATE = 3600.0  # seconds after which a late reply is not looked for any more
 _HEARTBEAT = 5.0  # Flower gives a run up after 60 s without one
 
 _APP = {
@@ -71,7 +69,7 @@ def connect(
     connection = secured(superlink, root_certificates, insecure=insecure)
     known = None if node_keys is None else {public_key(path) for path in node_keys}
     with located():
-        run, token = _claim(connection, None if secret is None else Path(secret).read_bytes())
+        run, token = _claim(connection, None if secret is None else read(secret, "secret"))
         identity = flower.RuntimeTokenHttpInterceptor(token=token)
         api = client(flower.RuntimeHttpClient, connection, "fedgrad", [identity])
         call(api.PullTaskInput, flower.PullTaskInputRequest())
@@ -95,7 +93,7 @@ def _claim(connection: Connection, secret: bytes | None) -> tuple[int, str]:
     ):
         for _ in range(_ATTEMPTS):
             call(control.StartRun, flower.StartRunRequest(fab=flower.Fab(content=bundle)))
-            while (claimed := call(runtime.AcquireTask, ask)).HasField("task"):
+            while (claimed := _acquired(runtime, ask)).HasField("task"):
                 # It may be the run of another driver that connects now, who then gets ours. What is
                 # no driver's run goes back to the queue when nobody starts it.
                 if claimed.task.fab_hash == digest:
@@ -104,6 +102,15 @@ def _claim(connection: Connection, secret: bytes | None) -> tuple[int, str]:
         "Flower's own launcher took every run that was created here. Start the SuperLink with "
         "--isolation process, or run the program as a Flower app (flwr run)."
     )
+
+
+def _acquired(runtime: flower.RuntimeHttpClient, ask: Any) -> Any:
+    try:
+        return call(runtime.AcquireTask, ask)
+    except Denied as denied:
+        if denied.code != flower.ApiErrorCode.RUNTIME_AUTHENTICATION_FAILED:
+            raise
+        raise Denied(f"{denied}. Has it a secret? Then give the same: secret=FILE.") from None
 
 
 def _bundle() -> bytes:
@@ -117,104 +124,6 @@ def _bundle() -> bytes:
     return buffer.getvalue()
 
 
-class RunGrid:
-    """The grid of a run that this process drives; unlike Flower's own, it never waits long."""
-
-    def __init__(self, api: Any, run: int, known: set[bytes] | None, most: int) -> None:
-        self.run = run
-        self._api = api
-        self._known, self._most = known, most
-        self._node = flower.Node(node_id=flower.SUPERLINK_NODE_ID)
-        self._arriving: dict[str, Download] = {}
-        self._received: list[Download] = []
-        self._abandoned: dict[str, float] = {}
-
-    def get_node_ids(self) -> list[int]:
-        """The nodes that are connected, and known if only known ones will do."""
-        nodes = call(self._api.GetNodes, flower.GetNodesRequest()).nodes
-        return [n.node_id for n in nodes if self._known is None or n.public_key in self._known]
-
-    def message(self, to: int, data: flower.RecordDict, seconds: float) -> flower.Message:
-        """A message of this run. (Flower's constructor knows one run per process.)"""
-        metadata = flower.Metadata(
-            run_id=self.run,
-            message_id="",
-            src_node_id=flower.SUPERLINK_NODE_ID,
-            dst_node_id=to,
-            reply_to_message_id="",
-            group_id=DRIVEN,
-            created_at=flower.now().timestamp(),
-            ttl=seconds,
-            message_type=MESSAGE_TYPE,
-        )
-        return flower.make_message(metadata, data)
-
-    def push_messages(self, messages: Iterable[flower.Message]) -> list[str]:
-        """Send messages; their ids, empty for a node that there is not."""
-        messages = list(messages)
-        with flower.no_object_id_recompute():
-            for message in messages:
-                message.metadata.__dict__["_message_id"] = message.object_id
-            bare = [flower.remove_content_from_message(message) for message in messages]
-            request = flower.PushAppMessagesRequest(
-                messages_list=[flower.message_to_proto(message) for message in bare],
-                message_object_trees=[flower.get_object_tree(message) for message in messages],
-            )
-            answer = call(self._api.PushMessages, request)
-            # Nodes can begin with what holds the envelope; it leads the list of each message.
-            wanted = list(answer.objects_to_push)
-            upload(self._api, self._node, self.run, answer.session_id, messages, wanted)
-        return list(answer.message_ids)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[flower.Message]:
-        """The replies that are here in full; what is on its way is fetched as far as it is."""
-        ids = list(message_ids)
-        waiting = [name for name in ids if name not in self._arriving]
-        self._arriving |= {reply.answers: reply for reply in self._announced(waiting)}
-        complete = []
-        for name in ids:
-            if (reply := self._arriving.get(name)) and (message := _advanced(reply)):
-                self._received.append(self._arriving.pop(name))
-                complete.append(message)
-        return complete
-
-    def tidy(self, unanswered: Iterable[str]) -> None:
-        """Let the SuperLink forget what has been received, and withdraw requests: a node that has
-        not begun with one will not get it any more."""
-        while self._received:
-            self._received.pop().discard()
-        for name in unanswered:
-            if reply := self._arriving.pop(name, None):
-                reply.discard()
-            discard(self._api, self._node, self.run, name)
-            self._abandoned[name] = time.monotonic() + _LATE
-
-    def keep_alive(self) -> None:
-        """Tell the SuperLink that the run goes on, and throw away what came too late."""
-        call(self._api.SendTaskHeartbeat, flower.SendTaskHeartbeatRequest())
-        for reply in self._announced(list(self._abandoned)):
-            self._abandoned.pop(reply.answers, None)
-            reply.discard()
-        for name in [n for n, until in list(self._abandoned.items()) if until < time.monotonic()]:
-            self._abandoned.pop(name, None)
-
-    def _announced(self, ids: list[str]) -> list[Download]:
-        if not ids:
-            return []
-        answer = call(self._api.PullMessages, flower.PullAppMessagesRequest(message_ids=ids))
-        pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
-        return [Download(self._api, self._node, self.run, m, tree, self._most) for m, tree in pairs]
-
-
-def _advanced(reply: Download) -> flower.Message | None:
-    """The reply if it is complete; one that says what is wrong with it if it never will be."""
-    try:
-        return reply.advance()
-    except (Denied, TooLarge) as failure:
-        error = flower.Error(0, str(failure))
-        return flower.make_message(reply.message.metadata, error=error)
-
-
 class FlowerTransport(GridTransport):
     """The transport of a run that this process drives. Close it, or use it in a `with`."""
 
@@ -223,6 +132,11 @@ class FlowerTransport(GridTransport):
         self._run = grid
         self._heartbeat = Heartbeat(grid.keep_alive, _HEARTBEAT)
         self._end = weakref.finalize(self, _finish, grid, self._heartbeat)
+
+    @property
+    def run(self) -> int:
+        """The id of the run, as `flwr ls` shows it."""
+        return self._run.run
 
     def nodes(self) -> list[int]:
         """The ids of the nodes that are connected now."""
@@ -245,9 +159,4 @@ class FlowerTransport(GridTransport):
 
 def _finish(grid: RunGrid, heartbeat: Heartbeat) -> None:
     heartbeat.stop()
-    request = flower.PushTaskOutputRequest(sub_status=flower.SubStatus.COMPLETED, details="")
-    try:
-        call(grid._api.PushTaskOutput, request)
-    except EngineError:
-        pass  # the SuperLink is gone, and the run with it
-    grid._api.close()
+    grid.finish()

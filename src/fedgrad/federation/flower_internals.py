@@ -26,7 +26,12 @@ try:
     from flwr.app.message.arraychunk import ArrayChunk
     from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
     from flwr.common.serde import message_from_proto, message_to_proto
-    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
+    from flwr.proto.control_pb2 import (
+        ListNodesRequest,
+        ListRunsRequest,
+        RegisterNodeRequest,
+        StartRunRequest,
+    )
     from flwr.proto.fab_pb2 import Fab
     from flwr.proto.fleet_pb2 import (
         ActivateNodeRequest,

@@ -2,11 +2,8 @@
 
 from typing import Any
 
-from fedgrad.core.errors import ArgumentError, FederatedError
-
-
-class MissingExtra(FederatedError):
-    """A package is not installed that this needs."""
+from fedgrad.core.errors import ArgumentError
+from fedgrad.federation.errors import MissingExtra
 
 
 def make_keys() -> tuple[bytes, bytes]:

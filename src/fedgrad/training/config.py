@@ -53,7 +53,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if then.get("versions") != now.get("versions"):
         free.append("algorithm.program")  # other versions write the same program in other words
     return [
-        f"{name}: {old.get(name, 'nothing')} in the checkpoint, {new.get(name, 'nothing')} now"
+        f"{name}: {old.get(name, 'nothing')} in the checkpoint, {new.get(name, 'nothing')} now."
         for name in [*old, *(n for n in new if n not in old)]
         if old.get(name) != new.get(name)
         and not any(name == f or name.startswith(f"{f}.") for f in free)
@@ -73,7 +73,7 @@ def _program(
     algorithm: Algorithm, populations: Mapping[str, Clients], state: Any, hyper: Any, draw: Draw
 ) -> str | None:
     """A digest of what the round computes, which names and shapes do not tell: the batch size."""
-    if not all(isinstance(clients, Population) for clients in populations.values()):
+    if not all(type(clients) is Population for clients in populations.values()):
         return None
     program = algorithm.round
     bound = program.bind((state, hyper, draw.cohorts["cohort"], draw.key), draw.further)

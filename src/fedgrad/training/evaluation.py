@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.objective import per_example, takes_key
-from fedgrad.core.cohort import Population
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.examples import Examples
 from fedgrad.core.operations import broadcast, sum
@@ -74,11 +73,9 @@ def evaluation(
         count = sum(examples.count)
         return {name: total / count.astype(total.dtype) for name, total in totals.items()}
 
-    everyone = (
-        population.everyone
-        if isinstance(population, Population)
-        else population.sample(jax.random.key(0), len(population))
-    )
+    everyone = getattr(population, "everyone", None)
+    if everyone is None:
+        everyone = population.sample(jax.random.key(0), len(population))
     return Evaluation(evaluate, everyone)
 
 

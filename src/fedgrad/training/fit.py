@@ -101,7 +101,6 @@ def fit(
         interrupts = closing.enter_context(Interrupts())
 
         def step(round: int, state: Any) -> Any:
-            interrupts.survived()
             drawn = draw(round)
             cohort, further = drawn.cohorts["cohort"], drawn.further
             return round_of(state, on_devices, cohort, drawn.key, **further)
@@ -127,7 +126,17 @@ def fit(
         closing.callback(shown.close)
 
         loop = Loop(
-            at, rounds, history, step, evaluate, eval_every, callbacks, stops, folder, shown
+            at,
+            rounds,
+            history,
+            step,
+            evaluate,
+            eval_every,
+            callbacks,
+            stops,
+            folder,
+            shown,
+            interrupts,
         )
         try:
             loop.run()

@@ -18,6 +18,7 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.core.errors import ArgumentError
 from fedgrad.training.history import History
+from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.progress import Display
 from fedgrad.training.stopping import Stop
 
@@ -61,6 +62,7 @@ class Loop:
     stops: Sequence[Stop]
     folder: "Folder | None"
     display: Display
+    interrupts: Interrupts
     stopped: str | None = None
     warned: bool = False
     settled: float = field(default_factory=time.perf_counter)
@@ -113,6 +115,7 @@ class Loop:
         self.display.show(round, told)
         if self.folder is not None:
             self.folder.save_if_due(self)
+        self.interrupts.survived()
         return self.stopped is not None
 
     def _fetch(self, metrics: Any) -> dict[str, np.ndarray]:

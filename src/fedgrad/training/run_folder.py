@@ -32,7 +32,7 @@ class RunFolder:
             raise ArgumentError.here(f"config= is written as JSON: {error}.") from None
         self.path, self.every = make_folder(path), every
         self.writes = jax.process_index() == 0
-        self.saved, self.due = -1, 0.0
+        self.saved, self.due = -1, time.monotonic() + CHECKPOINT_SECONDS
         self.log: Log | None = None
 
     def load(self, template: Any) -> Checkpoint | None:

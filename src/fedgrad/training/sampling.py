@@ -21,7 +21,11 @@ BLOCK = 8  # rounds whose cohorts are put on the devices together; each transfer
 
 
 class Clients(Protocol):
-    """What cohorts are drawn from: a `fg.Population`, or the clients of a real federation."""
+    """What cohorts are drawn from: a `fg.Population`, or the clients of a real federation.
+
+    With `take(positions, size)` and `candidates(size)` besides, a federation trains with the same
+    clients as a simulation of it.
+    """
 
     def sample(self, key: jax.Array, size: int, /) -> Any:
         """A cohort of `size` different clients."""
@@ -59,56 +63,65 @@ def draws(
 ) -> Callable[[int], Draw]:
     """A function that gives the cohorts and the key of a round."""
     words, wrap = _words(key)
+    stored = {name: c for name, c in populations.items() if type(c) is Population}
     ready: dict[int, Draw] = {}
 
     def draw(round: int) -> Draw:
         if round not in ready:
-            block = range(round, round + BLOCK)
-            everything = _block(populations, sizes, words, wrap, block)
             ready.clear()
-            ready.update(zip(block, everything, strict=True))
-        drawn = ready[round]
-        late = {
-            name: clients.sample(wrap(_bits(words, round, name, len(words))), sizes[name])
-            for name, clients in populations.items()
-            if name not in drawn.cohorts
-        }
-        return Draw({**drawn.cohorts, **late}, drawn.key) if late else drawn
+            ready.update(_block(stored, sizes, words, wrap, range(round, round + BLOCK)))
+        cohorts = dict(ready[round].cohorts)
+        for name, clients in populations.items():
+            if name not in stored:  # asked in their own round: who is there may change
+                cohorts[name] = _asked(clients, sizes[name], words, wrap, round, name)
+        return Draw(cohorts, ready[round].key)
 
     return draw
 
 
 def _block(
-    populations: Mapping[str, Clients],
+    stored: Mapping[str, Population],
     sizes: Mapping[str, int],
     words: tuple[int, ...],
     wrap: Callable[[Any], jax.Array],
     block: range,
-) -> list[Draw]:
-    """Draw on the host, which takes microseconds, and put all of it on the devices at once.
-
-    Other clients than those of a `Population` are asked for in their own round: which of them are
-    there may change.
-    """
-    keys = [_bits(words, round, "", len(words)) for round in block]
-    chosen = {
-        name: [
-            _vectors(clients, _choice(words, round, name, clients, sizes[name])) for round in block
-        ]
-        for name, clients in populations.items()
-        if isinstance(clients, Population)
+) -> dict[int, Draw]:
+    """Draw on the host, which takes microseconds, and put all of it on the devices at once."""
+    keys = [_bits(words, round, "") for round in block]
+    chosen: dict[str, list[Any]] = {name: [] for name in stored}
+    for name, clients in stored.items():
+        for round in block:
+            index = positions(words, round, name, len(clients), sizes[name])
+            chosen[name].append((clients.offsets[index], clients.counts[index], index))
+    sharding = next(map(sharding_of, stored.values()), None)
+    keys, chosen = _placing(wrap, sharding)(keys, chosen)
+    return {
+        round: Draw({name: _cohort(stored[name], c[i]) for name, c in chosen.items()}, keys[i])
+        for i, round in enumerate(block)
     }
-    sharding = sharding_of(populations["cohort"])
-    placed_keys, placed = _placing(wrap, sharding)(keys, chosen)
-    return [
-        Draw({name: _cohort(populations[name], c[i]) for name, c in placed.items()}, placed_keys[i])
-        for i in range(len(block))
-    ]
+
+
+def _asked(
+    clients: Any,
+    size: int,
+    words: tuple[int, ...],
+    wrap: Callable[[Any], jax.Array],
+    round: int,
+    name: str,
+) -> Any:
+    """A cohort of other clients: the same ones as of a simulation, if they can be named."""
+    if isinstance(clients, Population):
+        return clients.select(positions(words, round, name, len(clients), size))
+    if hasattr(clients, "take"):
+        # More than `size` may be asked, of whom the first to answer count.
+        asked = positions(words, round, name, len(clients), clients.candidates(size))
+        return clients.take(asked, size)
+    return clients.sample(wrap(_bits(words, round, name)), size)
 
 
 def sharding_of(clients: Clients) -> Any:
     """Where the clients' data are, if that is several devices: the model belongs there too."""
-    if not isinstance(clients, Population):
+    if type(clients) is not Population:
         return None
     sharding = clients.everyone.count.sharding
     return sharding if len(sharding.device_set) > 1 else None
@@ -123,25 +136,26 @@ def _placing(wrap: Callable[[Any], jax.Array], sharding: Any) -> Callable[..., A
     return jax.jit(put) if sharding is None else jax.jit(put, out_shardings=sharding)
 
 
-def _choice(
-    words: tuple[int, ...], round: int, name: str, clients: Clients, size: int
-) -> np.ndarray:
+def positions(words: tuple[int, ...], round: int, name: str, there: int, wanted: int) -> np.ndarray:
+    """Different numbers below `there`, drawn uniformly. Whoever wants fewer gets the first ones."""
     seeds = np.random.SeedSequence((*words, round, zlib.crc32(name.encode())))
     random = np.random.Generator(np.random.PCG64(seeds))
-    return random.choice(len(clients), size, replace=False).astype(np.int32)
+    # The first steps of a shuffle of range(there), remembering only what has moved.
+    picks = random.integers(np.arange(wanted), there).tolist()
+    moved: dict[int, int] = {}
+    for i, pick in enumerate(picks):
+        picks[i] = moved.get(pick, pick)
+        moved[pick] = moved.get(i, i)
+    return np.asarray(picks, np.int32)
 
 
-def _bits(words: tuple[int, ...], round: int, name: str, size: int) -> np.ndarray:
+def _bits(words: tuple[int, ...], round: int, name: str) -> np.ndarray:
     # The 1 keeps a key apart from the choice of clients of the same name.
     seeds = np.random.SeedSequence((*words, round, zlib.crc32(name.encode()), 1))
-    return seeds.generate_state(size)
+    return seeds.generate_state(len(words))
 
 
-def _vectors(clients: Population, index: np.ndarray) -> tuple[np.ndarray, ...]:
-    return clients.offsets[index], clients.counts[index], index
-
-
-def _cohort(clients: Any, vectors: Any) -> Cohort:
+def _cohort(clients: Population, vectors: Any) -> Cohort:
     offset, count, index = vectors
     return dataclasses.replace(clients.everyone, offset=offset, count=count, index=index)
 

@@ -1,8 +1,8 @@
 """Learned client weighting on Synthetic(1, 1): a client counts n^q, and q is learned."""
 
 from fedgrad.experiments.client_weighting.claims import claims
-from fedgrad.experiments.client_weighting.run import Settings, run
 from fedgrad.experiments.client_weighting.shown import figures, tables
+from fedgrad.experiments.client_weighting.training import Settings, run
 from fedgrad.experiments.experiment import Experiment
 
 CLIENT_WEIGHTING = Experiment(

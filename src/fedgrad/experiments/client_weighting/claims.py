@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedgrad.experiments.claims import Claim
-from fedgrad.experiments.client_weighting.run import SCHEDULES
+from fedgrad.experiments.client_weighting.training import SCHEDULES
 from fedgrad.experiments.results import Results
 
 EARLY = 0.1  # of all rounds

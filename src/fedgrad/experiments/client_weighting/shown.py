@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.experiments.client_weighting.run import SCHEDULES
+from fedgrad.experiments.client_weighting.training import SCHEDULES
 from fedgrad.experiments.drawing import Drawing, Ink, band, legend, panels
 from fedgrad.experiments.results import Results
 from fedgrad.experiments.tables import Table

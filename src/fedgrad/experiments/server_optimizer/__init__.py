@@ -2,8 +2,8 @@
 
 from fedgrad.experiments.experiment import Experiment
 from fedgrad.experiments.server_optimizer.claims import claims
-from fedgrad.experiments.server_optimizer.run import OnTask, Settings, run
 from fedgrad.experiments.server_optimizer.shown import figures, tables
+from fedgrad.experiments.server_optimizer.training import OnTask, Settings, run
 
 SERVER_OPTIMIZER = Experiment(
     name="server-optimizer",

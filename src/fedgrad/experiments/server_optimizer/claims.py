@@ -6,7 +6,7 @@ from fedgrad.experiments.claims import Claim
 from fedgrad.experiments.maximum import trials_to_reach
 from fedgrad.experiments.results import Results
 from fedgrad.experiments.server_optimizer.outcome import Outcome, outcome, trajectories
-from fedgrad.experiments.server_optimizer.run import DEFAULT, LEARN
+from fedgrad.experiments.server_optimizer.training import DEFAULT, LEARN
 
 MATCHES = 0.005  # of accuracy: what counts as the same
 ABOUT_A_TENTH = 0.2  # of the trials, at most

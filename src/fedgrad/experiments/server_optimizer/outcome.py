@@ -6,7 +6,7 @@ import numpy as np
 
 from fedgrad.experiments.maximum import BestOf, best_of
 from fedgrad.experiments.results import Results
-from fedgrad.experiments.server_optimizer.run import DEFAULT, key
+from fedgrad.experiments.server_optimizer.training import DEFAULT, key
 
 
 @dataclass(frozen=True)

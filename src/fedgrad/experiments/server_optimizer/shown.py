@@ -10,7 +10,7 @@ from fedgrad.experiments.drawing import Drawing, Ink, band, legend, panels
 from fedgrad.experiments.maximum import trials_to_reach
 from fedgrad.experiments.results import Results
 from fedgrad.experiments.server_optimizer.outcome import outcome, trajectories
-from fedgrad.experiments.server_optimizer.run import LEARN
+from fedgrad.experiments.server_optimizer.training import LEARN
 from fedgrad.experiments.tables import Table
 
 # kind: (what it is called, its colour, its stroke)

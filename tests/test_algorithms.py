@@ -1,0 +1,530 @@
+"""Every algorithm against its formula in plain numpy, and laws that hold for all of them."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import by_hand
+import fedgrad as fg
+from by_hand import BATCH, CLIENTS, POPULATION, START, Adam, Sgd, as_params, as_vector, loss
+from fedgrad.algorithms.variants import ALGORITHMS
+
+EXECUTORS = {
+    "local": fg.executors.local(),
+    "reference": fg.executors.reference(),
+    "chunk2": fg.executors.local(chunk=2),
+}
+COHORTS = [[0, 1, 2], [3, 1, 0], [2, 3, 1]]
+RATE = 0.3  # of the clients
+ORDERED = {"client_learning_rate": RATE, "batch_size": BATCH, "shuffle": False}
+
+
+def run(algorithm, executor=None, cohorts=COHORTS, params=None, key=0, hyper=None):
+    """(the models after each round, the metrics of each round)."""
+    state = algorithm.init(as_params(START) if params is None else params, hyper)
+    hyper = algorithm.hyper if hyper is None else hyper
+    round = algorithm.round if executor is None else algorithm.round.on(executor)
+    models, found = [], []
+    for t, chosen in enumerate(cohorts):
+        now = jax.random.fold_in(jax.random.key(key), t)
+        state, metrics = round(state, hyper, POPULATION.select(chosen), now)
+        models.append(state.params)
+        found.append(metrics)
+    return models, found
+
+
+# ---- what the server does, by hand: (model, clients' updates, weights, memory) -> model
+
+
+def sgd(rate=1.0):
+    return lambda x, deltas, weights, memory: x - rate * by_hand.mean(weights, deltas)
+
+
+def momentum(x, deltas, weights, memory, rate=0.7, decay=0.8):
+    memory["m"] = decay * memory.get("m", 0) + by_hand.mean(weights, deltas)
+    return x - rate * memory["m"]
+
+
+def adaptive(second, b1=0.9, b2=0.99, rate=0.1, tau=1e-3):
+    """Reddi et al. 2021, Algorithm 2. Its Δ is ours with the other sign; v_{-1} = τ²."""
+
+    def rule(x, deltas, weights, memory):
+        delta = -by_hand.mean(weights, deltas)
+        memory["m"] = b1 * memory.get("m", 0) + (1 - b1) * delta
+        v = memory.get("v", np.full_like(x, tau**2))
+        memory["v"] = {
+            "adagrad": lambda: v + delta**2,
+            "yogi": lambda: v - (1 - b2) * delta**2 * np.sign(v - delta**2),
+            "adam": lambda: b2 * v + (1 - b2) * delta**2,
+        }[second]()
+        return x + rate * memory["m"] / (np.sqrt(memory["v"]) + tau)
+
+    return rule
+
+
+def fed_exp(x, deltas, weights, memory, epsilon=1e-3):
+    """Jhunjhunwala et al. 2023, equation 2, with M clients."""
+    mean = deltas.mean(0)
+    together = sum(np.sum(d**2) for d in deltas) / (2 * len(deltas) * (np.sum(mean**2) + epsilon))
+    memory.setdefault("rates", []).append(together)
+    return x - max(1.0, together) * mean
+
+
+def fed_hyper(x, deltas, weights, memory):
+    d = -by_hand.mean(weights, deltas)
+    before = memory.get("d", np.zeros_like(d))
+    memory["agg"] = np.clip(memory.get("agg", 0.0) + before @ d, -0.8, 4.0)
+    memory["d"] = d
+    return x + (1 + memory["agg"]) * d
+
+
+def hypergradient(x, deltas, weights, memory, kappa=0.5):
+    g = by_hand.mean(weights, deltas)
+    memory["rate"] = memory.get("rate", 1.2) + kappa * g @ memory.get("g", np.zeros_like(g))
+    memory["g"] = g
+    return x - memory["rate"] * g
+
+
+def by_optax(optimizer):
+    """optax itself, given the mean that was computed by hand."""
+
+    def rule(x, deltas, weights, memory):
+        params, update = as_params(x), as_params(by_hand.mean(weights, deltas))
+        state = memory["state"] if memory else optimizer.init(params)
+        moves, memory["state"] = jax.jit(optimizer.update)(update, state, params)
+        return as_vector(optax.apply_updates(params, moves))
+
+    return rule
+
+
+# ---- what a step of a client follows, by hand: (model, server's model, batch) -> gradient
+
+
+def proximal(now, start, batch, weight=0.6):
+    """By finite differences of F_i(w) + weight/2 |w - w_server|²."""
+    return by_hand.numerical_slope(
+        lambda w: by_hand.value(w, batch) + weight / 2 * np.sum((w - start) ** 2), now
+    )
+
+
+def adapted(now, start, batch, rate=0.4):
+    """By finite differences of F(w - rate ∇F(w))."""
+    return by_hand.numerical_slope(
+        lambda w: by_hand.value(w - rate * by_hand.slope(w, batch), batch), now
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    algorithm: fg.Algorithm
+    server: Any
+    gradient: Any = None
+    weights: Any = np.copy  # from the numbers of examples
+    client: Any = lambda: Sgd(RATE)
+    order: Any = None
+    whole: bool = False  # the update is the gradient of all of a client's examples
+    accuracy: float = 1e-11
+
+
+def optimizer_row(make, optimizer):
+    return Row(make(loss, **ORDERED), by_optax(optimizer))
+
+
+TABLE = {
+    "fedadagrad": Row(fg.fed_adagrad(loss, **ORDERED), adaptive("adagrad", b1=0.0)),
+    "fedadam": Row(fg.fed_adam(loss, **ORDERED), adaptive("adam")),
+    "fedavg": Row(fg.fed_avg(loss, **ORDERED, server_learning_rate=0.9), sgd(0.9)),
+    "fedavgm": Row(fg.fed_avgm(loss, **ORDERED, server_learning_rate=0.7, momentum=0.8), momentum),
+    "feddog": optimizer_row(fg.fed_dog, optax.contrib.dog(1.0)),
+    "fedexp": Row(fg.fed_exp(loss, **ORDERED), fed_exp, weights=np.ones_like),
+    "fedhyper": Row(fg.fed_hyper(loss, **ORDERED), fed_hyper),
+    "fedhypergradient": Row(
+        fg.fed_hypergradient(loss, **ORDERED, server_learning_rate=1.2, hyper_learning_rate=0.5),
+        hypergradient,
+    ),
+    "fedmechanic": optimizer_row(
+        fg.fed_mechanic, optax.contrib.mechanize(optax.sgd(1.0, momentum=0.9), weight_decay=0.0)
+    ),
+    "fedprodigy": optimizer_row(fg.fed_prodigy, optax.contrib.prodigy(1.0)),
+    "fedprox": Row(
+        fg.fed_prox(loss, **ORDERED, proximal_weight=0.6), sgd(), proximal, accuracy=1e-8
+    ),
+    "fedsgd": Row(fg.fed_sgd(loss, 0.8, batch_size=BATCH), sgd(0.8), whole=True),
+    "fedyogi": Row(fg.fed_yogi(loss, **ORDERED), adaptive("yogi")),
+    "perfedavg": Row(
+        fg.per_fed_avg(loss, **ORDERED, adaptation_rate=0.4), sgd(), adapted, accuracy=1e-8
+    ),
+    # and what can be said to any of them
+    "epochs": Row(
+        fg.fed_avg(loss, **ORDERED, epochs=2, weighting="uniform"),
+        sgd(),
+        weights=np.ones_like,
+        order={"epochs": 2},
+    ),
+    "steps": Row(fg.fed_avg(loss, **ORDERED, steps=4), sgd(), order={"steps": 4}),
+    "client adam": Row(
+        fg.fed_avg(loss, batch_size=100, steps=3, shuffle=False, client=optax.adam(0.1)),
+        sgd(),
+        client=lambda: Adam(0.1),
+        order={"size": 100, "steps": 3},
+    ),
+    "power": Row(
+        fg.fed_avg(
+            loss,
+            batch_size=BATCH,
+            shuffle=False,
+            weighting="power",
+            client=fg.optimizer(optax.sgd, learning_rate=0.2, momentum=0.5),
+        ),
+        sgd(),
+        client=lambda: Sgd(0.2, momentum=0.5),
+    ),
+    "rates by layer": Row(
+        fg.fed_avg(
+            loss,
+            **ORDERED | {"client_learning_rate": {"b": 1, "w": 0.25}},
+            server_learning_rate={"b": 0.5, "w": 2.0},
+        ),
+        sgd(np.array([0.5, 2.0, 2.0])),
+        client=lambda: Sgd(np.array([1.0, 0.25, 0.25])),
+    ),
+}
+# What is done by clients, and not only by the server, is done on every executor.
+CASES = [(name, "local") for name in TABLE] + [
+    (name, executor)
+    for name in ("fedavgm", "fedexp", "fedsgd", "perfedavg")
+    for executor in ("reference", "chunk2")
+]
+
+
+def test_every_algorithm_is_in_the_table():
+    assert set(ALGORITHMS) <= set(TABLE)
+
+
+@pytest.mark.parametrize("name, executor", CASES)
+def test_formula(name, executor):
+    row = TABLE[name]
+    models, metrics = run(row.algorithm, EXECUTORS[executor])
+    x, memory = START, {}
+    for chosen, model, found in zip(COHORTS, models, metrics, strict=True):
+        clients = [CLIENTS[i] for i in chosen]
+        if row.whole:
+            pairs = [(by_hand.slope(x, c), by_hand.value(x, c)) for c in clients]
+        else:
+            pairs = [
+                by_hand.train(x, c, row.client(), row.gradient, **(row.order or {}))
+                for c in clients
+            ]
+        deltas, values = (np.array(part) for part in zip(*pairs, strict=True))
+        weights = row.weights(by_hand.sizes_of(clients).astype(float))
+        x = row.server(x, deltas, weights, memory)
+        np.testing.assert_allclose(as_vector(model), x, rtol=row.accuracy)
+        if name != "perfedavg":  # it reports the loss after the client's step
+            expected = by_hand.mean(weights, values)
+            np.testing.assert_allclose(found["loss"], expected, rtol=row.accuracy)
+    if name == "fedexp":
+        assert max(memory["rates"]) > 1, "both sides of its maximum are to be seen"
+        assert min(memory["rates"]) < 1
+
+
+def test_weight_exponent():
+    algorithm = TABLE["power"].algorithm
+    assert algorithm.hyper["weight_exponent"] == 1.0
+    clients = [CLIENTS[i] for i in COHORTS[0]]
+    deltas = np.array([by_hand.train(START, c, Sgd(0.2, momentum=0.5))[0] for c in clients])
+    for exponent in (0.0, 0.5, 1.0, -2.0):
+        hyper = fg.hyper.replace(algorithm.hyper, {"weight_exponent": exponent})
+        (model,), _ = run(algorithm, cohorts=COHORTS[:1], hyper=hyper)
+        mean = by_hand.mean(by_hand.sizes_of(clients) ** exponent, deltas)
+        np.testing.assert_allclose(as_vector(model), START - mean, rtol=1e-12)
+
+
+def test_hyperparameters_are_arguments_and_not_captured():
+    algorithm = TABLE["fedavgm"].algorithm
+    hyper = {"server": {"learning_rate": 0.2, "momentum": 0.1}, "client": {"learning_rate": 0.05}}
+    models, _ = run(algorithm, hyper=hyper)
+    x, memory = START, {}
+    for chosen, model in zip(COHORTS, models, strict=True):
+        clients = [CLIENTS[i] for i in chosen]
+        deltas = np.array([by_hand.train(x, c, Sgd(0.05))[0] for c in clients])
+        x = momentum(x, deltas, by_hand.sizes_of(clients), memory, rate=0.2, decay=0.1)
+        np.testing.assert_allclose(as_vector(model), x, rtol=1e-11)
+
+
+# ---- a client's order of its examples
+
+
+BASE = 7  # the examples of a client are the digits 1 ... 6
+
+
+def digits(sizes):
+    return fg.population(
+        [{"y": np.arange(k) + 1.0, "who": np.full(k, i)} for i, k in enumerate(sizes)]
+    )
+
+
+def spelled(params, batch):
+    """Steps of SGD with rate 1 - 1/7 make p = p/7 + (1 - 1/7) y: they write down the digits y."""
+    mine = params[batch["who"]]
+    return (mine - batch["y"]) ** 2 / 2
+
+
+SPELLING = {
+    epochs: fg.fed_avg(
+        spelled, 1 - 1 / BASE, batch_size=1, epochs=epochs, weighting="uniform", steps=steps
+    )
+    for epochs, steps in ((2, None), (1, 8))
+}
+
+
+def orders(population, chosen, key, epochs=2, executor=None):
+    """The order in which each of these clients used its examples."""
+    algorithm = SPELLING[epochs]
+    round = algorithm.round if executor is None else algorithm.round.on(executor)
+    state, hyper = algorithm.init(jnp.zeros(len(population))), algorithm.hyper
+    cohort = population.select(chosen)
+    params = np.asarray(round(state, hyper, cohort, jax.random.key(key))[0].params)
+    found = []
+    for i in chosen:
+        steps = int(population.counts[i]) * 2 if epochs == 2 else 8
+        number = round_half(params[i] * len(chosen) / (1 - 1 / BASE) * BASE ** (steps - 1))
+        found.append([number // BASE**k % BASE for k in range(steps)])
+    return found
+
+
+def round_half(x):
+    assert abs(x - np.round(x)) < 1e-3
+    return int(np.round(x))
+
+
+def test_shuffling():
+    population = digits([6, 5, 1, 6])
+    found = orders(population, [0, 1, 2], key=0)
+    for order, count in zip(found, population.counts, strict=False):
+        for epoch in (order[:count], order[count:]):
+            assert sorted(epoch) == list(range(1, count + 1)), "each example once"
+    assert found[0][:6] != found[0][6:], "epochs have orders of their own"
+    assert orders(population, [0, 1, 2], key=0) == found
+    assert orders(population, [0, 1, 2], key=1) != found
+    other = orders(population, [3, 1, 0], key=0)
+    assert other[1:] == [found[1], found[0]], "whoever else is there"
+    assert other[0] != found[0], "clients have orders of their own"
+    assert orders(population, [3, 1, 0], key=0, executor=EXECUTORS["reference"]) == other
+
+
+def test_steps_go_round_in_one_shuffled_order():
+    population = digits([6, 5, 1])
+    for order, count in zip(orders(population, [0, 1, 2], 0, 1), population.counts, strict=True):
+        assert sorted(order[:count]) == list(range(1, count + 1))
+        assert order == [order[k % count] for k in range(8)]
+
+
+# ---- losses and clients in other forms
+
+
+def test_arrays_of_equal_clients_are_a_cohort():
+    clients = by_hand.make_clients([8, 8, 8])
+    algorithm = fg.fed_avg(loss, batch_size=3, epochs=2)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *clients)
+    key = jax.random.key(3)
+    state, hyper = algorithm.init(as_params(START)), algorithm.hyper
+    found = algorithm.round(state, hyper, stacked, key)
+    same = algorithm.round(state, hyper, fg.population(clients).everyone, key)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), found, same)
+
+
+def test_a_loss_that_is_one_number_is_applied_to_each_example():
+    """Were it applied to a batch, the examples that pad the last batch would count."""
+
+    def scalar(params, batch):
+        assert batch["y"].shape in ((BATCH,), (1,))
+        return jnp.mean(loss(params, batch))
+
+    found = run(fg.fed_sgd(scalar, 0.8, batch_size=BATCH))
+    plain = run(TABLE["fedsgd"].algorithm)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), found, plain)
+
+
+def noise(params, batch, key):
+    """A loss whose gradient is nothing but noise."""
+    return params * jax.random.normal(key, batch["y"].shape)
+
+
+def one_number_of_noise(params, batch, key):
+    assert batch["y"].shape in ((4,), (1,))
+    return jnp.sum(noise(params, batch, key))
+
+
+@pytest.mark.parametrize("random", [noise, one_number_of_noise])
+def test_a_random_loss_gets_a_new_key_each_time(random):
+    """Clients, steps, examples and rounds are independent: the variances add up."""
+    clients, size, steps = 300, 4, 5
+    population = fg.population([{"y": np.zeros(size)}] * clients)
+    algorithm = fg.fed_avg(
+        random, 1.0, batch_size=size, epochs=steps, weighting="uniform", shuffle=False
+    )
+    state = algorithm.init(jnp.zeros(()))
+
+    def mean(key):
+        return algorithm.round(state, algorithm.hyper, population.everyone, key)[0].params
+
+    keys = jax.random.split(jax.random.key(0), 40)
+    means = np.array([mean(key) for key in keys])
+    assert mean(keys[0]) == means[0]
+    # A client's update is the sum over steps of the mean over examples.
+    expected = steps / size / clients
+    assert 0.55 < np.mean(means**2) / expected < 1.7  # 40 squares: +-22 %
+
+
+def test_fed_sgd_gives_a_random_loss_new_keys_too():
+    population = fg.population([{"y": np.zeros(8)}] * 2)
+    algorithm = fg.fed_sgd(noise, 1.0, batch_size=2)
+    drawn = [
+        algorithm.round(
+            algorithm.init(jnp.zeros(())), algorithm.hyper, population.everyone, jax.random.key(i)
+        )[0].params
+        for i in (0, 0, 1)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+# ---- dtypes, and one compilation
+
+
+def of_all_dtypes(params, batch):
+    return loss({"w": params["bfloat16"] + params["float64"], "b": params["float32"]}, batch)
+
+
+def like(tree):
+    return jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_state_stays_what_it_is(name):
+    """Its shapes and dtypes, though the data are float64."""
+    algorithm = ALGORITHMS[name](of_all_dtypes)
+    values = {"bfloat16": [0.25, -0.5], "float32": 0.1, "float64": [0.25, -0.5]}
+    params = {dtype: jnp.asarray(x, dtype) for dtype, x in values.items()}
+    if name == "fedmechanic":  # that of optax takes only models of one dtype
+        params = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params)
+    state = algorithm.init(params)
+    assert like(state.params) == like(params)
+    round = algorithm.round.on(EXECUTORS["reference"])  # traced, not run
+    cohort = POPULATION.select([0, 1])
+    new, _ = jax.eval_shape(round, state, algorithm.hyper, cohort, jax.random.key(0))
+    assert like(new) == like(state)
+
+
+def test_half_precision_is_near():
+    algorithm = TABLE["fedavgm"].algorithm
+    half = {"b": jnp.float16(START[0]), "w": jnp.asarray(START[1:], jnp.bfloat16)}
+    models, metrics = run(algorithm, params=half)
+    exact, expected = run(algorithm)
+    assert like(models[-1]) == like(half)
+    np.testing.assert_allclose(as_vector(models[-1]), as_vector(exact[-1]), atol=0.02)
+    np.testing.assert_allclose(metrics[-1]["loss"], expected[-1]["loss"], rtol=0.02)
+
+
+def test_rounds_are_compiled_once():
+    traces = []
+
+    def counted(params, batch):
+        traces.append(None)
+        return loss(params, batch)
+
+    algorithm = fg.fed_avgm(counted, **ORDERED)
+    state = algorithm.init({"b": 0.1, "w": np.array([0.5, -1.0])})  # also a Python number
+    for t in range(4):
+        hyper = fg.hyper.replace(algorithm.hyper, {"server.momentum": 0.1 * t})
+        cohort = POPULATION.sample(jax.random.key(t), 3)
+        state, _ = algorithm.round(state, hyper, cohort, jax.random.key(t))
+        if t == 0:
+            first = len(traces)
+    assert len(traces) == first
+
+
+# ---- mistakes
+
+
+def at_round(algorithm, params=None):
+    return lambda: run(algorithm(), cohorts=COHORTS[:1], params=params)
+
+
+MISTAKES = {
+    "weighting": (lambda: fg.fed_avg(loss, weighting="example"), "weighting.*'examples'"),
+    "server": (lambda: fg.fed_opt(loss, server=1.0, client=optax.sgd(0.1)), "server= takes"),
+    "client": (lambda: fg.fed_avg(loss, client=optax.sgd), "client= takes an optimizer"),
+    "argument": (
+        lambda: fg.optimizer(optax.sgd, learning_rate=1.0, momentun=0.9),
+        "no argument 'momentun'.*'momentum'",
+    ),
+    "missing": (lambda: fg.optimizer(optax.sgd, momentum=0.9), "needs 'learning_rate'"),
+    "not proportional": (
+        lambda: fg.fed_hypergradient(loss, server_learning_rate={"b": 1.0, "w": 1.0}),
+        "not proportional",
+    ),
+    "rates of another model": (
+        lambda: fg.fed_avg(loss, server_learning_rate={"w": 1.0}).init(as_params(START)),
+        r"rates of \['w'\] do not fit",
+    ),
+    "client rates of another model": (
+        at_round(lambda: fg.fed_avg(loss, client_learning_rate={"w": 1.0, "c": 1.0})),
+        r"rates of \['c', 'w'\] do not fit",
+    ),
+    "integers": (lambda: fg.fed_avg(loss).init({"w": np.arange(3)}), "found int64"),
+    "text": (lambda: fg.fed_avg(loss).init({"w": "zeros"}), "found str"),
+    "batch": (lambda: fg.fed_avg(loss, batch_size=0), "batch_size=0"),
+    "epochs": (lambda: fg.fed_avg(loss, epochs=1.5), "epochs=1.5"),
+    "steps": (lambda: fg.fed_avg(loss, steps=-1), "steps=-1"),
+    "column": (at_round(lambda: fg.fed_avg(lambda p, b: loss(p, b)[:, None])), r"\(20,\)"),
+    "wrong size": (at_round(lambda: fg.fed_avg(lambda p, b: loss(p, b)[1:])), r"\(19,\)"),
+    "pair": (at_round(lambda: fg.fed_avg(lambda p, b: (loss(p, b), {}))), "one number"),
+    "pair, fed_sgd": (at_round(lambda: fg.fed_sgd(lambda p, b: (loss(p, b), {}))), "one number"),
+    "name": (
+        lambda: fg.hyper.replace(fg.fed_avg(loss).hyper, {"server.learning_rat": 1.0}),
+        "'server.learning_rate'",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake, message", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes(mistake, message):
+    with pytest.raises(fg.ArgumentError, match=message) as raised:
+        mistake()
+    assert str(raised.value).startswith(__file__), "it names the line of the user"
+
+
+# ---- hyperparameters by name
+
+
+def test_names_of_hyperparameters():
+    algorithm = fg.fed_prox(
+        loss, {"b": 0.1, "w": 0.2}, weighting="power", proximal_weight=0.3, server_learning_rate=1
+    )
+    assert fg.hyper.paths(algorithm.hyper) == {
+        "client.learning_rate.b": 0.1,
+        "client.learning_rate.w": 0.2,
+        "proximal_weight": 0.3,
+        "server.learning_rate": 1.0,
+        "weight_exponent": 1.0,
+    }
+    assert fg.hyper.select(algorithm.hyper, "client") == [
+        "client.learning_rate.b",
+        "client.learning_rate.w",
+    ]
+    new = fg.hyper.replace(algorithm.hyper, {"client.learning_rate.w": 5.0})
+    assert new["client"]["learning_rate"] == {"b": 0.1, "w": 5.0}
+    assert algorithm.hyper["client"]["learning_rate"]["w"] == 0.2
+
+
+def test_what_is_no_float_is_no_hyperparameter():
+    made = fg.optimizer(optax.adam, learning_rate=1, b1=0.5, nesterov=True, mu_dtype=jnp.float32)
+    assert made.hyper == {"learning_rate": 1.0, "b1": 0.5}
+    schedule = fg.optimizer(optax.sgd, learning_rate=optax.constant_schedule(0.1))
+    assert made.fixed["nesterov"] is True and schedule.hyper == {}

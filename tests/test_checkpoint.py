@@ -1,0 +1,480 @@
+"""Checkpoints: nothing is lost, whatever happens, and a run goes on as if nothing had."""
+
+import errno
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedgrad as fg
+from fedgrad.training import checkpoint as checkpoints
+from fedgrad.training import files
+from fedgrad.training.checkpoint import Checkpoint
+from fedgrad.training.config import leaves
+from fedgrad.training.files import RunFolderError
+from fedgrad.training.fit import fit
+from fedgrad.training.history import History
+from fedgrad.training.log import read_log
+from line import FIRST, line, mean_square, points
+
+POINTS = points()
+CLIENTS = fg.population(POINTS)
+LINE = line()
+CURRENT, PREVIOUS = "checkpoint.npz", "checkpoint.previous.npz"
+
+
+def train(algorithm=LINE, clients=CLIENTS, rounds=9, **more):
+    settings = {"params": FIRST, "cohort_size": 5, "key": jax.random.key(3), "progress": False}
+    evaluate = {"eval": lambda p: {"w": p["w"][0]}, "eval_every": 4}
+    return fit(algorithm, clients, rounds=rounds, **(settings | evaluate | more))
+
+
+def bits(leaf):
+    """What must be the same for two leaves to be the same, bit by bit."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return "key", str(leaf.dtype), leaf.shape, np.asarray(jax.random.key_data(leaf)).tobytes()
+    return leaf.dtype.name, leaf.shape, leaf.weak_type, np.asarray(leaf).tobytes()
+
+
+def everything(result):
+    """All of a result but how long it took."""
+    history = result.history
+    return (
+        [bits(leaf) for leaf in jax.tree.leaves(result.state)],
+        {
+            name: (values.dtype.name, values.tobytes(), history.rounds(name).tolist())
+            for name, values in history.items()
+            if name != "seconds"
+        },
+    )
+
+
+# What a file holds
+
+LEAVES = {
+    "float32": jnp.array([1.5, np.nan, -0.0, np.inf], jnp.float32),
+    "float64": jnp.array([1 / 3], jnp.float64),
+    "bfloat16": jnp.array([[1.5], [3e38]], jnp.bfloat16),
+    "float8": jnp.array([0.5, 2], jnp.float8_e4m3fn),
+    "int4": jnp.array([-8, 7], jnp.int4),
+    "int8": jnp.array([-128, 127], jnp.int8),
+    "uint32": jnp.array([2**32 - 1], jnp.uint32),
+    "bool": jnp.array([True, False]),
+    "complex64": jnp.array([1 + 2j], jnp.complex64),
+    "scalar": jnp.int32(-7),
+    "empty": jnp.zeros((0, 3)),
+    "weak float": jnp.asarray(0.1),
+    "weak int": jnp.asarray(3),
+    "weak vector": jnp.broadcast_to(jnp.asarray(2.0), (3,)),
+    "key": jax.random.key(1),
+    "keys": jax.random.split(jax.random.key(1), 3),
+    "rbg key": jax.random.key(1, impl="rbg"),
+    "old key": jax.random.PRNGKey(1),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_kind_of_leaf_survives(name, tmp_path):
+    state = {"a": LEAVES[name], "b": (jnp.arange(3.0), LEAVES[name])}
+    config = {"state": leaves(state)}
+    history = History({"loss": ([1, 2], np.array([0.1, np.nan], np.float32)), "n": ([2], [7])})
+    checkpoints.save(tmp_path, Checkpoint(2, state, history, config))
+    found = checkpoints.load(tmp_path, state, config)
+    assert found.round == 2
+    assert jax.tree.structure(found.state) == jax.tree.structure(state)
+    assert [*map(bits, jax.tree.leaves(found.state))] == [*map(bits, jax.tree.leaves(state))]
+    assert found.history["loss"].tobytes() == history["loss"].tobytes()
+    assert found.history.rounds("n").tolist() == [2]
+
+
+def test_numpy_opens_it_and_there_is_no_code_in_it(tmp_path):
+    result = train(out=tmp_path)
+    with np.load(tmp_path / CURRENT, allow_pickle=False) as file:
+        description = json.loads(file["checkpoint.json"])
+        names = [leaf["name"] for leaf in description["state"]]
+        stored = file[f"state/{names.index('params[' + repr('w') + ']')}"]
+        assert np.array_equal(stored, result.params["w"])
+        assert description["round"] == 9
+    with zipfile.ZipFile(tmp_path / CURRENT) as archive:
+        assert {Path(name).suffix for name in archive.namelist()} == {".json", ".npy"}
+
+
+def test_a_state_that_changes_its_structure_cannot_be_kept(tmp_path):
+    state, config = {"a": jnp.ones(2)}, {"state": {"b": "float32[2]"}}
+    with pytest.raises(RunFolderError, match=r"other leaves .*'a'.*'b'"):
+        checkpoints.save(tmp_path, Checkpoint(1, state, History(), config))
+
+
+# A run that goes on
+
+
+@pytest.mark.parametrize("at", [1, 3, 4, 8])
+def test_a_run_that_failed_goes_on_bit_by_bit(at, tmp_path):
+    def fail(round, state, metrics):
+        if round == at:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        train(out=tmp_path, callbacks=[fail], checkpoint_every=3)
+    assert f"Round {at} is saved" in caught.value.__notes__[0]
+    resumed = train(out=tmp_path, checkpoint_every=3)
+    assert everything(resumed) == everything(train())
+    log = read_log(tmp_path / "history.jsonl")
+    assert log["loss"].tolist() == resumed.history["loss"].tolist()
+    assert log.rounds("eval.w").tolist() == [4, 8, 9]
+
+
+def test_a_self_tuned_run_goes_on_bit_by_bit(tmp_path):
+    plain = fg.fed_adam(mean_square, batch_size=4)
+    tuned = fg.self_tuning(plain, ["server.learning_rate", "client.learning_rate"])
+    train(tuned, rounds=4, out=tmp_path)
+    resumed = train(tuned, rounds=8, out=tmp_path)
+    straight = train(tuned, rounds=8)
+    assert everything(resumed) == everything(straight)
+    assert resumed.hyper == straight.hyper
+
+
+def test_more_rounds_of_a_finished_run(tmp_path):
+    train(rounds=4, out=tmp_path)
+    again = train(rounds=4, out=tmp_path, callbacks=[lambda *_: pytest.fail("nothing is left")])
+    assert everything(again) == everything(train(rounds=4))
+    assert everything(train(rounds=9, out=tmp_path)) == everything(train(rounds=9))
+    with pytest.raises(RunFolderError, match="has 9 rounds already"):
+        train(rounds=5, out=tmp_path)
+    assert train(rounds=5, out=tmp_path, resume=False).rounds == 5
+
+
+def test_what_a_killed_run_logged_after_its_checkpoint_is_forgotten(tmp_path):
+    train(rounds=4, out=tmp_path)
+    with (tmp_path / "history.jsonl").open("a") as log:
+        log.write('{"round": 5, "loss": 123.0}\n{"round": 6, "lo')
+    resumed = train(out=tmp_path)
+    rows = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert [json.loads(row)["loss"] for row in rows] == resumed.history["loss"].tolist()
+
+
+ANOTHER = {
+    "hyper": ({"hyper": {"rate": 0.2, "noise": 0.01}}, "hyper.rate: 0.1 .* 0.2 now"),
+    "cohort size": ({"cohort_size": 6}, "cohort_size: 5 .* 6 now"),
+    "key": ({"key": jax.random.key(4)}, "first_key: "),
+    "first model": ({"params": {"w": np.ones(3, np.float32)}}, "first_state: "),
+    "dtype": ({"params": {"w": np.zeros(3)}}, r"state.params\['w'\]: float32\[3\] .* float64\[3\]"),
+    "shape": ({"params": {"v": FIRST["w"], **FIRST}}, r"state.params\['v'\]: nothing .* float32"),
+    "batch size": ({"algorithm": line(batch_size=3)}, "algorithm.program: "),
+    "algorithm": ({"algorithm": fg.fed_avg(mean_square)}, "algorithm.round: line_round .* round"),
+    "fewer clients": ({"clients": fg.population(POINTS[:7])}, "populations.cohort.clients: 12 "),
+    "other data": ({"clients": fg.population(points(seed=1))}, "populations.cohort.data: "),
+    "config": ({"config": {"task": "other"}}, "config.task: mine .* other now"),
+}
+
+
+@pytest.mark.parametrize("name", ANOTHER)
+def test_the_checkpoint_of_another_run_is_refused(name, tmp_path):
+    train(rounds=2, out=tmp_path, config={"task": "mine"})
+    before = (tmp_path / CURRENT).read_bytes()
+    settings, message = ANOTHER[name]
+    with pytest.raises(RunFolderError, match=message) as caught:
+        train(rounds=4, out=tmp_path, **({"config": {"task": "mine"}} | settings))
+    assert "resume=False" in str(caught.value) and "test_checkpoint.py" in str(caught.value)
+    assert (tmp_path / CURRENT).read_bytes() == before
+
+
+def test_another_version_may_go_on_with_a_run(tmp_path, monkeypatch):
+    train(rounds=2, out=tmp_path)
+    monkeypatch.setattr("fedgrad.training.config.version", lambda name: "99")
+    monkeypatch.setattr("fedgrad.training.config._program", lambda *_: "written differently")
+    assert train(rounds=4, out=tmp_path).rounds == 4
+
+
+def test_the_digest_of_a_program_is_the_same_in_every_process(tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from line import *\n"
+        "from fedgrad.training.fit import fit\n"
+        "a = fg.self_tuning(fg.fed_prox(mean_square), ['client', 'proximal_weight'])\n"
+        "fit(a, fg.population(points()), params=FIRST, rounds=0, cohort_size=5,\n"
+        "    key=jax.random.key(0), out=sys.argv[2], progress=False)\n"
+    )
+    found = []
+    for seed in ("1", "2"):
+        out = tmp_path / seed
+        run([sys.executable, "-c", code, str(Path(__file__).parent), str(out)], seed)
+        found.append(json.loads((out / "config.json").read_text()))
+    assert found[0] == found[1] and found[0]["algorithm"]["program"]
+
+
+def run(command, seed="0"):
+    environment = os.environ | {"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+
+
+# Damage
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A folder with a checkpoint of round 8 and the one of round 4 before it."""
+    train(rounds=4, out=tmp_path)
+    train(rounds=8, out=tmp_path)
+    return tmp_path
+
+
+def test_every_damage_is_noticed(kept):
+    content = (kept / CURRENT).read_bytes()
+    places = [*range(0, len(content), 97), *range(len(content) - 100, len(content), 7)]
+    damaged = [content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :] for i in places]
+    damaged += [content[:n] for n in (0, 1, 63, 64, 65, len(content) // 2, len(content) - 1)]
+    damaged += [content + b"\0"]
+    template = LINE.init(FIRST)
+    config = json.loads((kept / "config.json").read_text())
+    assert checkpoints.load(kept, template, config).round == 8
+    for bad in damaged:
+        (kept / CURRENT).write_bytes(bad)
+        with pytest.raises(RunFolderError, match="is damaged"):
+            checkpoints.load(kept, template, config)
+
+
+def test_the_older_checkpoint_is_there_when_the_last_one_is_damaged(kept):
+    content = (kept / CURRENT).read_bytes()
+    (kept / CURRENT).write_bytes(content[:-1000])
+    with pytest.raises(RunFolderError, match=f"Delete it to go on .* {PREVIOUS}, of round 4"):
+        train(out=kept)
+    (kept / CURRENT).unlink()
+    seen = []
+    resumed = train(out=kept, callbacks=[lambda round, *_: seen.append(round)])
+    assert seen[0] == 5 and everything(resumed) == everything(train())
+
+
+def test_both_are_damaged(kept):
+    for name in (CURRENT, PREVIOUS):
+        (kept / name).write_bytes(b"PK")
+    with pytest.raises(RunFolderError, match=f"So is {re.escape(PREVIOUS)}. Give resume=False"):
+        train(out=kept)
+    assert train(out=kept, resume=False).rounds == 9
+
+
+# A full disk
+
+
+class Full:
+    """A file system without room: the n-th operation of a kind fails."""
+
+    def __init__(self, monkeypatch, kind, after=0):
+        self.left, original = after, getattr(os, kind)
+
+        def fails(*args, **more):
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return original(*args, **more)
+
+        monkeypatch.setattr(files.os, kind, fails)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("kind", ["fsync", "replace"])
+def test_a_full_disk_loses_no_checkpoint(kind, after, kept, monkeypatch):
+    template, config = LINE.init(FIRST), json.loads((kept / "config.json").read_text())
+    nine = train()
+    later = Checkpoint(9, nine.state, nine.history, config)
+    with monkeypatch.context() as patch:
+        Full(patch, kind, after)
+        with pytest.raises(RunFolderError, match=r"No space left on device.*untouched") as caught:
+            checkpoints.save(kept, later)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert checkpoints.load(kept, template, config).round == (
+        9 if (kind, after) == ("fsync", 1) else 8
+    )
+    assert not list(kept.glob("*.tmp"))
+    assert everything(train(out=kept)) == everything(train())
+
+
+def test_a_full_disk_while_training(kept):
+    """The system itself refuses to write the whole file."""
+    sizes = [path.stat().st_size for path in kept.iterdir()]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(round, state, metrics):
+        if round == 10:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (max(sizes) // 2, hard))
+
+    try:
+        with pytest.raises(RunFolderError, match=r"Cannot write .*checkpoint.npz.*File too large"):
+            train(rounds=12, out=kept, checkpoint_every=1, callbacks=[fill])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    seen = []
+    resumed = train(rounds=12, out=kept, callbacks=[lambda round, *_: seen.append(round)])
+    assert seen == [10, 11, 12] and everything(resumed) == everything(train(rounds=12))
+
+
+def test_a_log_that_cannot_be_written(kept):
+    """/dev/full takes no byte; the checkpoint is in another file."""
+    with pytest.raises(RunFolderError, match=r"Cannot write .*history.jsonl.*No space left"):
+        _train_with_a_full_log(kept)
+    assert everything(train(out=kept)) == everything(train())
+
+
+def _train_with_a_full_log(folder):
+    from fedgrad.training.log import Log
+
+    begin = Log.__init__
+
+    def full(self, path, history):
+        begin(self, path, history)
+        self.file.close()
+        self.file = open("/dev/full", "a")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Log, "__init__", full)
+        train(out=folder)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="Cannot make the folder"):
+        train(out=tmp_path / "file" / "run")
+
+
+# Interrupts
+
+
+def test_ctrl_c_saves_and_a_second_one_does_not_prevent_it(tmp_path, monkeypatch, capsys):
+    handler = signal.getsignal(signal.SIGINT)
+    pressed = []
+    fsync = os.fsync
+
+    def press(round, state, metrics):
+        if round == 5:
+            pressed.append(round)
+            signal.raise_signal(signal.SIGINT)
+
+    def impatient(descriptor):
+        if len(pressed) == 1:  # while the checkpoint is written
+            pressed.append("again")
+            signal.raise_signal(signal.SIGINT)
+        return fsync(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", impatient)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(out=tmp_path, callbacks=[press])
+    assert pressed == [5, "again"]
+    assert "Round 5 is saved" in caught.value.__notes__[0]
+    assert "Ctrl-C again to give it up" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert everything(train(out=tmp_path)) == everything(train())
+
+
+def test_ctrl_c_a_third_time_is_obeyed(tmp_path, monkeypatch):
+    fsync, pressed = os.fsync, []
+
+    def press(round, state, metrics):
+        if round == 5:
+            pressed.append(round)
+            signal.raise_signal(signal.SIGINT)
+
+    def impatient(descriptor):
+        if len(pressed) == 1:
+            pressed.append("again")
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return fsync(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        train(out=tmp_path, callbacks=[press], checkpoint_every=2)
+    monkeypatch.undo()
+    seen = []
+    train(out=tmp_path, callbacks=[lambda round, *_: seen.append(round)])
+    assert seen[0] == 5  # from the checkpoint of round 4
+
+
+def test_an_interrupt_that_a_callback_handles_is_over():
+    def handled(round, state, metrics):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    assert train(callbacks=[handled]).rounds == 9
+
+
+def test_it_runs_outside_of_the_main_thread(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(train, out=tmp_path).result()
+    assert everything(result) == everything(train())
+
+
+# Killed
+
+
+def start(folder, rounds, devices):
+    command = [sys.executable, str(Path(__file__).with_name("line.py")), str(folder)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return subprocess.Popen(
+        [*command, str(rounds), str(devices)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_round(process, folder, round):
+    """Until a checkpoint of that round or a later one is there."""
+    while process.poll() is None:
+        try:
+            with np.load(folder / CURRENT) as file:
+                if json.loads(file["checkpoint.json"])["round"] >= round:
+                    return
+        except (OSError, zipfile.BadZipFile):
+            pass
+        time.sleep(0.005)
+    pytest.fail(f"it ended before round {round}: {process.communicate()}")
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def contents(folder):
+    """All arrays of the last checkpoint by name, without how long rounds took."""
+    with np.load(folder / CURRENT) as file:
+        description = json.loads(file["checkpoint.json"])
+        timed = [i for i, c in enumerate(description["history"]) if c["name"] == "seconds"]
+        names = [n for n in file.files if n not in {f"history/{i}/values" for i in timed}]
+        return {n: file[n] if n == "checkpoint.json" else file[n].tobytes() for n in names}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_killed_run_goes_on_bit_by_bit(devices, tmp_path):
+    straight = start(tmp_path / "straight", 40, devices)
+    killed = start(tmp_path / "killed", 40, devices)
+    wait_for_round(killed, tmp_path / "killed", 9)
+    killed.send_signal(signal.SIGKILL)
+    assert finish(killed)[0] == -signal.SIGKILL
+    interrupted = start(tmp_path / "killed", 40, devices)
+    wait_for_round(interrupted, tmp_path / "killed", 21)
+    interrupted.send_signal(signal.SIGINT)
+    code, out, err = finish(interrupted)
+    assert code == 130 and re.search(r"interrupted: Round \d+ is saved", out), err
+    for process in (start(tmp_path / "killed", 40, devices), straight):
+        code, _, err = finish(process)
+        assert code == 0, err
+    assert contents(tmp_path / "killed") == contents(tmp_path / "straight")
+    logs = [read_log(tmp_path / name / "history.jsonl") for name in ("killed", "straight")]
+    for name in set(logs[0]) - {"seconds"}:
+        assert logs[0][name].tolist() == logs[1][name].tolist()
+        assert logs[0].rounds(name).tolist() == logs[1].rounds(name).tolist()

@@ -1,0 +1,739 @@
+"""Self-tuning: its hypergradients against formulas, centralised AD and finite differences; what it
+sends; what keeps it in its bounds and from running away."""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import by_hand
+import fedgrad as fg
+from by_hand import START, Sgd, as_params, as_vector, loss
+from fedgrad.algorithms.parametrisation import FORMS, learned
+from fedgrad.algorithms.safeguards import limited, ran_away
+
+BATCH = 5
+CLIENTS = by_hand.make_clients([13, 4, 7, 6, 9], seed=1)
+POPULATION = fg.population(CLIENTS)
+TRAIN, FRESH = [0, 1, 2], [3, 4]
+ORDERED = {"batch_size": BATCH, "shuffle": False}
+SPEED = 0.02  # of the hyperparameters
+KEY = jax.random.key(0)
+EXECUTORS = {
+    "local": fg.executors.local(),
+    "reference": fg.executors.reference(),
+    "chunk2": fg.executors.local(chunk=2),
+}
+
+
+def together(chosen):
+    """The examples of these clients as one batch: its mean loss is the example-weighted one."""
+    return {name: np.concatenate([CLIENTS[i][name] for i in chosen]) for name in CLIENTS[0]}
+
+
+# ---- the same rounds in plain JAX, with all data in one place
+
+
+def batch_loss(params, batch):
+    return jnp.mean(loss(params, batch))
+
+
+def times(rate, tree):
+    """A rate for all, or for each layer."""
+    return {k: (rate[k] if isinstance(rate, dict) else rate) * v for k, v in tree.items()}
+
+
+def minus(a, b):
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def local_training(start, client, rate, gradient):
+    now = start
+    for batch in by_hand.batches(client, BATCH):
+        now = minus(now, times(rate, gradient(now, start, batch)))
+    return minus(start, now)
+
+
+def mean_update(hyper, start, clients, gradient, exponent=1.0):
+    weights = jnp.array([float(len(c["y"])) for c in clients]) ** exponent
+    rate = hyper["client"]["learning_rate"]
+    updates = [local_training(start, c, rate, gradient) for c in clients]
+    return jax.tree.map(lambda *d: weights @ jnp.stack(d) / jnp.sum(weights), *updates)
+
+
+def plain(now, start, batch):
+    return jax.grad(batch_loss)(now, batch)
+
+
+def central_fed_avgm(hyper, state, clients):
+    update = mean_update(hyper, state.params, clients, plain)
+    trace = optax.tree_utils.tree_get(state.optimizer, "trace")
+    m = jax.tree.map(lambda a, d: hyper["server"]["momentum"] * a + d, trace, update)
+    return minus(state.params, times(hyper["server"]["learning_rate"], m))
+
+
+def central_fed_adam(hyper, state, clients):
+    update = mean_update(hyper, state.params, clients, plain)
+    lr, b1, b2, tau = (hyper["server"][n] for n in ("learning_rate", "b1", "b2", "adaptivity"))
+
+    def new(x, m, v, d):
+        m, v = b1 * m + (1 - b1) * d, b2 * v + (1 - b2) * d**2
+        return x - lr * m / (jnp.sqrt(v) + tau)
+
+    return jax.tree.map(new, state.params, state.optimizer.first, state.optimizer.second, update)
+
+
+def central_fed_prox(hyper, state, clients):
+    def proximal(now, start, batch):
+        def objective(w):
+            far = sum(jnp.sum((w[k] - start[k]) ** 2) for k in w)
+            return batch_loss(w, batch) + hyper["proximal_weight"] / 2 * far
+
+        return jax.grad(objective)(now)
+
+    update = mean_update(hyper, state.params, clients, proximal, hyper["weight_exponent"])
+    return minus(state.params, times(hyper["server"]["learning_rate"], update))
+
+
+def central_per_fed_avg(hyper, state, clients):
+    def adapted(now, start, batch):
+        def after(w):
+            slope = jax.grad(batch_loss)(w, batch)
+            return batch_loss(minus(w, times(hyper["adaptation_rate"], slope)), batch)
+
+        return jax.grad(after)(now)
+
+    update = mean_update(hyper, state.params, clients, adapted)
+    return minus(state.params, times(hyper["server"]["learning_rate"], update))
+
+
+@dataclass(frozen=True)
+class Row:
+    algorithm: fg.Algorithm
+    learn: Any
+    central: Any
+
+
+TABLE = {
+    "fedavgm": Row(
+        fg.fed_avgm(loss, 0.3, 0.7, 0.8, **ORDERED), ["server", "client"], central_fed_avgm
+    ),
+    "fedadam": Row(fg.fed_adam(loss, 0.3, **ORDERED), ["server", "client"], central_fed_adam),
+    "fedprox": Row(
+        fg.fed_prox(
+            loss,
+            {"b": 0.2, "w": 0.4},
+            {"b": 1.0, "w": 0.8},
+            proximal_weight=0.6,
+            weighting="power",
+            **ORDERED,
+        ),
+        ["server", "client", "proximal_weight", "weight_exponent"],
+        central_fed_prox,
+    ),
+    "perfedavg": Row(
+        fg.per_fed_avg(loss, 0.3, adaptation_rate=0.4, **ORDERED),
+        ["server", "client", "adaptation_rate"],
+        central_per_fed_avg,
+    ),
+}
+
+
+def tuned(name, schedule, mode="auto", **options):
+    row = TABLE[name]
+    options = {"optimizer": optax.sgd(SPEED), "gradient_batch_size": 4, **options}
+    return fg.self_tuning(row.algorithm, row.learn, schedule=schedule, mode=mode, **options)
+
+
+def run(algorithm, rounds, hyper=None, executor=None, fresh=FRESH, params=None, state=None):
+    """[(the state before, the metrics)] of each round, and the last state."""
+    if state is None:
+        state = algorithm.init(as_params(START) if params is None else params, hyper)
+    hyper = algorithm.hyper if hyper is None else hyper
+    round = algorithm.round if executor is None else algorithm.round.on(EXECUTORS[executor])
+    more = {name: POPULATION.select(fresh) for name in algorithm.cohorts}
+    seen = []
+    for t in range(rounds):
+        key = jax.random.fold_in(KEY, t)
+        new, metrics = round(state, hyper, POPULATION.select(TRAIN), key, **more)
+        seen.append((state, metrics))
+        state = new
+    return seen, state
+
+
+ROUNDS = 3
+
+
+@functools.cache
+def history(name, schedule, mode="auto", executor="local"):
+    algorithm = tuned(name, schedule, mode)
+    return algorithm, *run(algorithm, ROUNDS, executor=executor)
+
+
+@functools.cache
+def central(name):
+    """(values by name, state, clients) -> (new model, its Jacobian), as vectors."""
+    row = TABLE[name]
+
+    @jax.jit
+    def model_and_jacobian(values, state, clients):
+        def model(values):
+            new = row.central(fg.hyper.replace(row.algorithm.hyper, values), state, clients)
+            new = jnp.concatenate([jnp.atleast_1d(new["b"]), new["w"]])
+            return new, new
+
+        slope, new = jax.jacfwd(model, has_aux=True)(values)
+        return new, slope
+
+    clients = [CLIENTS[i] for i in TRAIN]
+    return lambda values, state: model_and_jacobian(values, state, clients)
+
+
+def close(found, expected, rtol=1e-10):
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-13)
+
+
+CASES = [(name, schedule, "auto", "local") for name in TABLE for schedule in ("serial", "parallel")]
+CASES += [
+    ("fedprox", schedule, mode, executor)
+    for schedule in ("serial", "parallel")
+    for mode, executor in (
+        ("forward", "local"),
+        ("mixed", "chunk2"),
+        ("reverse", "local"),
+        ("auto", "reference"),
+    )
+]
+
+
+@pytest.mark.parametrize("name, schedule, mode, executor", CASES)
+def test_hypergradients_are_those_of_centralised_ad(name, schedule, mode, executor):
+    algorithm, seen, last = history(name, schedule, mode, executor)
+    data = together(FRESH)
+    slopes = None
+    for state, metrics in seen:
+        new, slopes_now = central(name)(metrics["hyper"], state.inner)
+        if schedule == "serial":
+            g, chained = by_hand.slope(np.asarray(new), data), slopes_now
+            at = new
+        else:  # the gradient at the model before, with what that one was made with
+            at = as_vector(state.params)
+            g, chained = by_hand.slope(at, data), slopes
+        close(metrics["gradient_loss"], by_hand.value(np.asarray(at), data))
+        assert set(metrics["hypergradient"]) == set(metrics["hyper"]) == set(slopes_now)
+        for path, found in metrics["hypergradient"].items():
+            close(found, 0.0 if chained is None else g @ chained[path])
+        slopes = slopes_now
+    close(as_vector(last.params), new)
+    # Those that are learned moved by these, in bounds; the others did not.
+    values = [metrics["hyper"] for _, metrics in seen] + [last.learned]
+    for (_, metrics), old, now in zip(seen, values, values[1:], strict=False):
+        for path, slope in metrics["hypergradient"].items():
+            close(now[path], max(old[path] - SPEED * slope, 0.0))
+            if schedule == "serial":
+                assert now[path] != old[path]
+    assert int(last.rejected) == 0 and int(last.rounds) == ROUNDS
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_hypergradients_by_finite_differences(name):
+    algorithm, seen, _ = history(name, "serial")
+    h = 1e-5
+    for path, found in seen[0][1]["hypergradient"].items():
+        value = fg.hyper.paths(algorithm.hyper)[path]
+
+        def after(value, path=path):
+            hyper = fg.hyper.replace(algorithm.hyper, {path: value})
+            return run(algorithm, 1, hyper)[0][0][1]["gradient_loss"]
+
+        close(found, (after(value + h) - after(value - h)) / (2 * h), rtol=1e-6)
+
+
+def test_the_parallel_chain_is_the_formula_for_server_rate_and_momentum():
+    """dL/d eta = -<g, m_{t+1}>, dL/d mu = -eta <g, m_t>, all of it in numpy."""
+    _, seen, last = history("fedavgm", "parallel")
+    data = together(FRESH)
+    x, m, chained = START, np.zeros(3), None
+    hyper = {path: float(value) for path, value in seen[0][1]["hyper"].items()}
+    for _, metrics in seen:
+        for path, value in hyper.items():
+            close(metrics["hyper"][path], value)
+        g = by_hand.slope(x, data)
+        if chained is not None:
+            slopes = {path: g @ s for path, s in chained.items()}
+            for path, slope in slopes.items():
+                close(metrics["hypergradient"][path], slope)
+            # The client's rate has no closed formula; its slope is checked against AD above.
+            slopes["client.learning_rate"] = float(metrics["hypergradient"]["client.learning_rate"])
+        rate, momentum = hyper["server.learning_rate"], hyper["server.momentum"]
+        deltas, weights = local_updates(x, Sgd, hyper["client.learning_rate"])
+        m_before, m = m, momentum * m + by_hand.mean(weights, deltas)
+        x = x - rate * m
+        if chained is not None:
+            hyper = {path: hyper[path] - SPEED * slopes[path] for path in hyper}
+        chained = {"server.learning_rate": -m, "server.momentum": -rate * m_before}
+    close(as_vector(last.params), x)
+
+
+def local_updates(x, optimizer, rate, gradient=None):
+    clients = [CLIENTS[i] for i in TRAIN]
+    deltas = [by_hand.train(x, c, optimizer(rate), gradient, size=BATCH)[0] for c in clients]
+    return np.array(deltas), by_hand.sizes_of(clients).astype(float)
+
+
+def test_the_parallel_chain_is_the_formula_for_the_weight_exponent():
+    """d Delta/dq = sum_i P_i ln(n_i) (Delta_i - Delta), P_i = n_i^q / sum_j n_j^q."""
+    _, seen, _ = history("fedprox", "parallel")
+    data = together(FRESH)
+
+    def both_layers(hyper, which):
+        b, w = (float(hyper[f"{which}.learning_rate.{layer}"]) for layer in "bw")
+        return np.array([b, w, w])
+
+    chained = None
+    for state, metrics in seen:
+        x, hyper = as_vector(state.params), metrics["hyper"]
+        if chained is not None:
+            found = metrics["hypergradient"]["weight_exponent"]
+            close(found, by_hand.slope(x, data) @ chained)
+        mu, q = float(hyper["proximal_weight"]), float(hyper["weight_exponent"])
+        deltas, sizes = local_updates(
+            x,
+            Sgd,
+            both_layers(hyper, "client"),
+            lambda now, start, batch, mu=mu: by_hand.slope(now, batch) + mu * (now - start),
+        )
+        share = sizes**q / np.sum(sizes**q)
+        spread = (share * np.log(sizes)) @ (deltas - share @ deltas)
+        chained = -both_layers(hyper, "server") * spread
+
+
+# ---- whose loss it is
+
+
+def test_gradient_from():
+    """The loss is that of the cohort that was asked for; only "same" needs no further cohort."""
+    one = {"learn": "server.learning_rate", "schedule": "parallel"}
+    algorithm = TABLE["fedavgm"].algorithm
+    same = fg.self_tuning(algorithm, gradient_from="same", **one)
+    fresh = fg.self_tuning(algorithm, **one)
+    other = fg.self_tuning(algorithm, gradient_from=POPULATION, **one)
+    assert (same.cohorts, fresh.cohorts) == ({}, {"gradient_cohort": None})
+    assert other.cohorts == {"gradient_cohort": POPULATION}
+    asked = run(same, 2)[0][-1]
+    told = run(fresh, 2, fresh=TRAIN)[0][-1]
+    jax.tree.map(close, asked[1], told[1])
+    assert asked[1]["hypergradient"]["server.learning_rate"] != 0
+    close(asked[1]["gradient_loss"], by_hand.value(as_vector(asked[0].params), together(TRAIN)))
+
+
+# ---- what it sends, worked out by hand from the tables in the paper's terms. Beyond them, every
+# training round also sends the client's learning rate (1 down) and the loss as a metric (1 up),
+# and a mean sends its weight (1 up). n is the size of the model.
+
+N = 3
+BASE = (N + 1, N + 1 + 1)  # train with FedAvgM: model and rate down; update, weight, loss up
+POWER = (N + 1 + 1, N + 1 + 1)  # the same with the exponent down
+TRAFFIC = {
+    # what is learned, mode: (train stage, loss stage), each (down, up)
+    ("server", "forward"): (BASE, (3 * N, 3 + 1)),
+    ("server", "mixed"): (BASE, (N, 1 + N + 1)),
+    ("server", "reverse"): (BASE, (N + 1, 1 + N + 1)),
+    ("weight_exponent", "forward"): ((POWER[0], 2 * (N + 1) + 1), (2 * N, 2 + 1)),
+    ("weight_exponent", "mixed"): ((POWER[0], 2 * (N + 1) + 1), (N, 1 + N + 1)),
+    ("weight_exponent", "reverse"): (
+        (2 * (N + 1) + 1, (N + 1) + 1 + 1),
+        (N + 1, 1 + N + 1),
+    ),
+    ("client", "mixed"): ((BASE[0], BASE[1] + N), (N, 1 + N + 1)),
+}
+PLANNED = {
+    "server": fg.fed_avgm(loss, **ORDERED),
+    "client": fg.fed_avgm(loss, **ORDERED),
+    "weight_exponent": fg.fed_avg(loss, weighting="power", **ORDERED),
+}
+
+
+def planned(learn, schedule, mode):
+    algorithm = fg.self_tuning(PLANNED[learn], learn, schedule=schedule, mode=mode)
+    plan = fg.plan(
+        algorithm.round,
+        algorithm.init(as_params(START)),
+        algorithm.hyper,
+        POPULATION.select(TRAIN),
+        KEY,
+        POPULATION.select(FRESH),
+    )
+    assert plan.audit().ok
+    total = {
+        at: tuple(
+            sum(getattr(t, way) for t in plan.traffic if t.placement == at)
+            for way in ("down", "up")
+        )
+        for at in ("clients", "gradient")
+    }
+    return plan, (total["clients"], total["gradient"])
+
+
+@pytest.mark.parametrize("learn, mode", TRAFFIC)
+def test_traffic_of_the_serial_schedule(learn, mode):
+    plan, total = planned(learn, "serial", mode)
+    assert total == TRAFFIC[learn, mode]
+    again = {"server": ("gradient",), "weight_exponent": ("clients", "gradient")}
+    assert plan.readdressed == (again[learn] if mode == "reverse" else ())
+    assert plan.rounds == (3 if (learn, mode) == ("weight_exponent", "reverse") else 2)
+
+
+@pytest.mark.parametrize("learn", PLANNED)
+def test_traffic_of_the_parallel_schedule(learn):
+    """One round, in which both cohorts are asked once: what mixed mode sends."""
+    plan, total = planned(learn, "parallel", "auto")
+    assert (plan.rounds, plan.readdressed, plan.client_memory) == (
+        1,
+        (),
+        {"clients": 0, "gradient": 0},
+    )
+    assert total == TRAFFIC[learn, "mixed"]
+
+
+# ---- how hyperparameters are written
+
+
+@pytest.mark.parametrize("form", ["log", "logit"])
+def test_chain_rule_of_a_parametrisation(form):
+    """d/d raw = d/d value times d value/d raw; and the value that is used is the same."""
+    bounds = {
+        "server.learning_rate": (0.1, 2.0),
+        "server.momentum": (0.0, 0.95),
+        "client.learning_rate": (0.01, 1.0),
+    }
+    algorithm = tuned("fedavgm", "serial", parametrisation=form, bounds=bounds)
+    seen, last = run(algorithm, 1)
+    found, plain = seen[0][1], history("fedavgm", "serial")[1][0][1]
+    for path, (low, high) in bounds.items():
+        value = plain["hyper"][path]
+        close(found["hyper"][path], value)
+        slope = value if form == "log" else (value - low) * (high - value) / (high - low)
+        close(found["hypergradient"][path], plain["hypergradient"][path] * slope)
+        raw = math.log(value) if form == "log" else math.log((value - low) / (high - value))
+        close(last.learned[path], raw - SPEED * found["hypergradient"][path])
+
+
+ranges = st.tuples(st.floats(0, 10), st.floats(1e-2, 1e4)).map(lambda r: (r[0], r[0] + r[1]))
+
+
+@given(
+    st.sampled_from(sorted(FORMS)),
+    ranges,
+    st.floats(0.001, 0.999),
+    st.floats(-1e300, 1e300),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_no_step_leaves_the_bounds(form, bounds, part, step, dtype):
+    one = learned(["q"], form, {"q": bounds})["q"]
+    low, high = (dtype(b) for b in bounds)
+    value = dtype(low + part * (high - low))
+    raw = one.raw(jnp.asarray(value, dtype))
+    close(one.value(raw), value, rtol=1e-3 if dtype == np.float32 else 1e-9)
+    with np.errstate(over="ignore"):
+        moved = one.value(one.project(raw + jnp.asarray(dtype(step))))
+    slack = 1e-5 * (high - low) + 1e-5 * high
+    assert low - slack <= moved <= high + slack and jnp.isfinite(one.project(moved))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("form", ["identity", "log", "logit"])
+def test_huge_steps_of_the_hyperparameters(form, sign):
+    """Wherever a step is meant to lead, values stay in bounds and finite, and so does the model."""
+    bounds = {"server.learning_rate": (0.01, 1.5)}
+    algorithm = tuned(
+        "fedavgm",
+        "serial",
+        optimizer=optax.sgd(sign * 1e12),
+        parametrisation={"server.learning_rate": form},
+        bounds=bounds,
+    )
+    seen, last = run(algorithm, 3)
+    values = np.array([metrics["hyper"]["server.learning_rate"] for _, metrics in seen])
+    assert (values >= 0.01 - 1e-9).all() and (values <= 1.5 + 1e-9).all()
+    assert min(abs(values[1] - 0.01), abs(values[1] - 1.5)) < 1e-5, "it went as far as it may"
+    for _, metrics in seen:
+        assert 0 <= metrics["hyper"]["server.momentum"] <= 0.999
+        assert metrics["hyper"]["client.learning_rate"] >= 0
+    assert np.isfinite(as_vector(last.params)).all()
+
+
+def test_bounds_that_go_with_a_name():
+    """Also where layers are called like hyperparameters."""
+    names = ["server.learning_rate.b1", "server.momentum", "weight_exponent", "server.b2"]
+    found = {name: one.bounds for name, one in learned(names, "identity", {}).items()}
+    assert found == {
+        "server.learning_rate.b1": (0.0, math.inf),
+        "server.momentum": (0.0, 0.999),
+        "weight_exponent": (-math.inf, math.inf),
+        "server.b2": (0.0, 0.9999),
+    }
+
+
+# ---- limits on a step
+
+
+def test_clip_and_normalise():
+    gradient = {"a": jnp.array(3.0), "b": jnp.array([0.0, -4.0]), "c": jnp.array(0.0)}
+
+    def values(**options):
+        return {n: np.asarray(g).tolist() for n, g in limited(gradient, **options).items()}
+
+    assert values(clip=None, normalise=False) == {"a": 3.0, "b": [0.0, -4.0], "c": 0.0}
+    assert values(clip=5.1, normalise=False) == {"a": 3.0, "b": [0.0, -4.0], "c": 0.0}
+    half = limited(gradient, 2.5, False)
+    jax.tree.map(close, half, jax.tree.map(lambda g: g / 2, gradient))
+    assert values(clip=None, normalise=True) == {"a": 1.0, "b": [0.0, -1.0], "c": 0.0}
+    jax.tree.map(
+        close,
+        limited(gradient, 1.0, True),
+        {"a": math.sqrt(0.5), "b": np.array([0, -math.sqrt(0.5)]), "c": 0.0},
+    )
+    for bad in (jnp.nan, jnp.inf):  # stays bad, so that the guard sees it
+        for options in ((1.0, False), (None, True), (1.0, True)):
+            out = limited({"a": jnp.array(bad), "b": jnp.array(1.0)}, *options)
+            assert not jnp.isfinite(out["a"])
+
+
+def test_clipped_and_normalised_rounds():
+    plain = history("fedavgm", "serial")[1][0][1]["hypergradient"]
+    found = run(tuned("fedavgm", "serial", clip=1e-3, normalise=True), 1)[0][0][1]
+    for path, slope in plain.items():
+        close(found["hypergradient"][path], np.sign(slope) * 1e-3 / math.sqrt(3))
+
+
+# ---- the guard
+
+
+def overflowing(params, batch):
+    """As logistic regression, but infinite where the model is large."""
+    return loss(params, batch) * jnp.where(jnp.abs(params["w"][0]) < 1e3, 1.0, jnp.inf)
+
+
+@pytest.mark.parametrize("schedule", ["serial", "parallel"])
+def test_a_diverging_start_is_undone_until_it_trains(schedule):
+    start = 1e9
+    algorithm = fg.self_tuning(
+        fg.fed_avg(loss, 0.3, start, **ORDERED),
+        "server.learning_rate",
+        schedule=schedule,
+        parametrisation="log",
+        optimizer=optax.sgd(0.0),
+    )
+    seen, last = run(algorithm, 60)
+    rejected = np.array([metrics["rejected"] for _, metrics in seen])
+    values = np.array([metrics["hyper"]["server.learning_rate"] for _, metrics in seen])
+    assert rejected.sum() == int(last.rejected) > 5 and rejected.dtype.kind == "i"
+    for t in range(len(seen) - 1):
+        close(values[t + 1], values[t] / 2 if rejected[t] else values[t], rtol=1e-9)
+    assert not rejected[-20:].any(), "it trains in the end"
+    final = by_hand.value(as_vector(last.params), together(FRESH))
+    assert final < 1000 * by_hand.value(START, together(FRESH))
+    x = as_vector(seen[0][0].params)
+    for (state, _), r in zip(seen[1:], rejected, strict=False):
+        if r and schedule == "serial":
+            np.testing.assert_array_equal(as_vector(state.params), x)
+        x = as_vector(state.params)
+
+
+@pytest.mark.parametrize("schedule", ["serial", "parallel"])
+@pytest.mark.parametrize("start", [1e30, 1e308])
+def test_a_server_rate_that_overflows(schedule, start):
+    """The model, or its loss, is not finite after the first round."""
+    algorithm = fg.self_tuning(
+        fg.fed_avg(overflowing, 0.3, start, **ORDERED),
+        "server.learning_rate",
+        schedule=schedule,
+        optimizer=optax.adam(0.01),
+    )
+    seen, last = run(algorithm, 12)
+    assert int(last.rejected) >= 6
+    assert np.isfinite(as_vector(last.params)).all()
+    assert (np.abs(as_vector(last.params)) < 1e3).all() or schedule == "parallel"
+    values = [float(metrics["hyper"]["server.learning_rate"]) for _, metrics in seen]
+    assert values[0] == start and np.isfinite(values).all() and values[-1] <= start / 2**5
+    # Nothing of the rounds that were undone is left in the optimizer of the hyperparameters.
+    if schedule == "serial":
+        jax.tree.map(np.testing.assert_array_equal, last.optimizer, seen[0][0].optimizer)
+
+
+def steep(params, batch):
+    """Finite, but its derivative is not where the bias is 0.1 away from its start."""
+    return loss(params, batch) + 1e-9 * jnp.sqrt(jnp.abs(params["b"] - START[0]))
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_a_hypergradient_that_is_not_finite_is_left_out(bad):
+    """The model goes on; what is learned, and its optimizer, stay as they are."""
+
+    @jax.custom_jvp
+    def trap(x):
+        return x
+
+    trap.defjvp(lambda primals, tangents: (primals[0], bad * tangents[0]))
+
+    def trapped(params, batch):
+        if batch["y"].shape == (4,):  # the gradient cohort, by its batch size
+            return trap(loss(params, batch))
+        return loss(params, batch)
+
+    algorithm = fg.self_tuning(
+        fg.fed_avgm(trapped, 0.3, 0.7, 0.8, **ORDERED),
+        ["server", "client"],
+        schedule="serial",
+        optimizer=optax.adam(0.1),
+        gradient_batch_size=4,
+    )
+    seen, last = run(algorithm, 2)
+    for _, metrics in seen:
+        assert int(metrics["rejected"]) == 1
+        assert not np.isfinite(list(metrics["hypergradient"].values())).any()
+    first = seen[0][0]
+    jax.tree.map(np.testing.assert_array_equal, last.learned, first.learned)
+    jax.tree.map(np.testing.assert_array_equal, last.optimizer, first.optimizer)
+    x, m = START, 0.0
+    for _ in seen:
+        deltas, weights = local_updates(x, Sgd, 0.3)
+        m = 0.8 * m + by_hand.mean(weights, deltas)
+        x = x - 0.7 * m
+    close(as_vector(last.params), x)
+
+
+@pytest.mark.parametrize("shift", [-5.0, -by_hand.value(START, together(TRAIN))])
+def test_losses_may_be_negative(shift):
+    """The guard compares with the size of the first loss, whatever its sign."""
+    algorithm = fg.self_tuning(
+        fg.fed_sgd(lambda p, b: loss(p, b) + shift, 0.5, batch_size=BATCH), "server.learning_rate"
+    )
+    _, last = run(algorithm, 3)
+    assert int(last.rejected) == 0
+
+
+def test_what_has_run_away():
+    table = [  # loss, first loss, whether it has
+        (10.0, 1.0, False),
+        (102.0, 1.0, True),
+        (-0.5, -1.0, False),
+        (98.0, -1.0, False),
+        (100.0, -1.0, True),
+        (1e30, 0.0, False),
+        (1e30, math.nan, False),
+        (math.nan, 1.0, True),
+        (math.inf, math.inf, True),
+        (-math.inf, 1.0, True),
+    ]
+    for value, first, expected in table:
+        assert bool(ran_away(jnp.array(value), jnp.array(first), 100.0)) is expected
+
+
+def test_without_a_guard_nothing_is_kept_back():
+    algorithm = fg.self_tuning(
+        fg.fed_sgd(overflowing, 1e30, batch_size=BATCH), "server.learning_rate", guard=None
+    )
+    seen, last = run(algorithm, 3)
+    assert int(last.rejected) == 0 and last.fallback is None
+    assert not np.isfinite(as_vector(last.params)).all()
+
+
+# ---- state, compilation, random losses
+
+
+def test_rounds_are_compiled_once():
+    for schedule in ("serial", "parallel"):
+        traces = []
+
+        def counted(params, batch, traces=traces):
+            traces.append(None)
+            return loss(params, batch)
+
+        algorithm = fg.self_tuning(
+            fg.fed_avgm(counted, **ORDERED),
+            "server",
+            schedule=schedule,
+            optimizer=optax.adam(0.01),
+        )
+        params = {"b": 0.1, "w": jnp.asarray(START[1:], jnp.bfloat16)}
+        state = first = algorithm.init(params)
+        for t in range(4):
+            key = jax.random.key(t)
+            cohorts = POPULATION.sample(key, 3), key, POPULATION.sample(key, 2)
+            state, _ = algorithm.round(state, algorithm.hyper, *cohorts)
+            assert jax.tree.map(jnp.result_type, state) == jax.tree.map(jnp.result_type, first)
+            if t == 0:
+                once = len(traces)
+        assert len(traces) == once
+
+
+def test_a_random_loss_can_be_tuned():
+    def dropped(params, batch, key):
+        kept = jax.random.bernoulli(key, 0.5, batch["x"].shape)
+        return loss(params, {**batch, "x": 2 * kept * batch["x"]})
+
+    algorithm = fg.self_tuning(
+        fg.fed_avg(dropped, 0.3, batch_size=BATCH, shuffle=False), "server", schedule="serial"
+    )
+    (_, (_, metrics)), last = run(algorithm, 2)
+    assert metrics["hypergradient"]["server.learning_rate"] != 0
+    assert np.isfinite(as_vector(last.params)).all()
+
+
+# ---- mistakes
+
+
+AVGM = TABLE["fedavgm"].algorithm
+MISTAKES = {
+    "name": (lambda: fg.self_tuning(AVGM, "server.learning_rat"), "'server.learning_rate'"),
+    "nothing": (lambda: fg.self_tuning(AVGM, []), "name a hyperparameter"),
+    "schedule": (lambda: fg.self_tuning(AVGM, "server", schedule="serie"), "'serial'"),
+    "cohort": (lambda: fg.self_tuning(AVGM, "server", gradient_from="train"), '"fresh"'),
+    "form": (lambda: fg.self_tuning(AVGM, "server", parametrisation="lag"), "'log'"),
+    "form of another": (
+        lambda: fg.self_tuning(AVGM, "server", parametrisation={"client.learning_rate": "log"}),
+        "not learned",
+    ),
+    "bounds of another": (
+        lambda: fg.self_tuning(AVGM, "server", bounds={"server.lr": (0, 1)}),
+        "not learned",
+    ),
+    "empty bounds": (
+        lambda: fg.self_tuning(AVGM, "server", bounds={"server.momentum": (1, 0)}),
+        "not below",
+    ),
+    "logit without bounds": (
+        lambda: fg.self_tuning(AVGM, "server", parametrisation="logit"),
+        "finite bounds",
+    ),
+    "log of what may be negative": (
+        lambda: fg.self_tuning(
+            fg.fed_avg(loss, weighting="power"), "weight_exponent", parametrisation="log"
+        ),
+        "logarithm",
+    ),
+    "log of 0": (
+        lambda: fg.self_tuning(
+            fg.fed_avgm(loss, momentum=0.0), "server.momentum", parametrisation="log"
+        ).init(as_params(START)),
+        "no logarithm",
+    ),
+    "twice": (lambda: fg.self_tuning(fg.self_tuning(AVGM, "server"), "client"), "again"),
+}
+
+
+@pytest.mark.parametrize("mistake, message", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes(mistake, message):
+    with pytest.raises(fg.ArgumentError, match=message) as raised:
+        mistake()
+    assert str(raised.value).startswith(__file__), "it names the line of the user"
