@@ -24,6 +24,12 @@ FLAGS = [
     "--disable-sync", "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe",
     "--force-color-profile=srgb", "--disable-lcd-text",
 ]  # fmt: skip
+# Chromium reads commands from descriptor 3 and writes to 4. Ours are first moved out of the way.
+LAUNCH = """import os, sys
+reading, writing = os.dup2(int(sys.argv[1]), 100), os.dup2(int(sys.argv[2]), 101)
+os.dup2(reading, 3), os.dup2(writing, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 PATIENCE = 60  # seconds for any one answer
 
 
@@ -117,18 +123,11 @@ def chromium():
     """A page of a browser that is ended afterwards."""
     to_read, send = os.pipe()
     receive, to_write = os.pipe()
-
-    def pipes():
-        # Chromium reads commands from descriptor 3 and writes to 4. Move ours out of the way first.
-        reading, writing = os.dup2(to_read, 100), os.dup2(to_write, 101)
-        os.dup2(reading, 3)
-        os.dup2(writing, 4)
-
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
-            [COMMAND, *FLAGS, f"--user-data-dir={profile}"],
-            preexec_fn=pipes,
-            close_fds=False,
+            [sys.executable, "-c", LAUNCH, str(to_read), str(to_write)]
+            + [COMMAND, *FLAGS, f"--user-data-dir={profile}"],
+            pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -239,7 +239,7 @@ def examples_stay_on_their_device():
     rows = leaf.shape[0] // MESH.devices.count
     assert rows < sum(SIZES)  # not everybody's
     np.testing.assert_array_equal(own.everyone.offset // rows, own.device)
-    refused(fg.CohortError, "at least one for each", lambda: MESH.population(CLIENTS[:1]))
+    refused(fg.CohortError, "at least one for every", lambda: MESH.population(CLIENTS[:1]))
 
 
 @check
@@ -294,7 +294,7 @@ def what_differs_between_processes_is_refused():
     )
     refused(
         fg.CohortError,
-        r"the processes have \[4, 6\]",
+        r"have \[4, 6\] clients and \[2, 2\] devices",
         lambda: MESH.shard(Z[: 4 + 2 * NUMBER]),
     )
     refused(

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -358,6 +359,21 @@ def test_a_client_is_its_index_not_its_node():
     executor = with_ids((3, 7, 9), lambda i: {"partition-id": 5})
     with pytest.raises(FederationError, match="both say that they are client 5"):
         executor.clients()
+
+
+def test_two_threads_meet_the_same_nodes():
+    both = threading.Barrier(2)
+
+    class Slow(Node):
+        def handle(self, request):
+            if "part" not in request.meta:
+                both.wait(60)
+            return super().handle(request)
+
+    executor = flower(InProcess({n: Slow(lambda _: np.ones(2), ANYTHING) for n in (5, 8)}))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: executor.clients().clients, range(2)))
+    assert found == [(0, 1), (0, 1)]
 
 
 def test_a_choice_of_clients_is_summed_and_counted():

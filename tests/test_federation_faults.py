@@ -350,6 +350,23 @@ def test_over_selection_takes_the_first_and_never_waits_for_the_others():
     end.set()
 
 
+def test_over_selection_takes_no_more_than_it_wants():
+    """An engine may hand over more answers than were enough."""
+
+    class Generous(InProcess):
+        def exchange(self, requests, deadline, enough=None):
+            return super().exchange(requests, deadline)
+
+    data = [{"z": z[None]} for z in np.asarray(Z)]
+    executor = flower(Generous(faulty(None, which=[], data=data).handlers), over_select=2.0)
+    mean = fg.program(data=fg.CLIENTS)(lambda data: fg.mean(data.batch(0, 1)[0]["z"][0]))
+    cohort = executor.population().sample(jax.random.key(0), 2)
+    found = mean.on(executor)(cohort)
+    taken = [i for i in range(4) if i not in {d.client for d in executor.report.dropped}]
+    assert len(taken) == 2 == executor.report.answered["clients"]
+    np.testing.assert_allclose(found, Z[jnp.array(taken)].mean(0))
+
+
 def test_over_selection_with_too_few_answers():
     transport = faulty(FAULTS["error"][0], which=[0, 1, 2])
     executor = flower(transport, over_select=4.0)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 import sys
 import types
 import warnings
@@ -500,6 +501,22 @@ def test_tensorboard(monkeypatch, tmp_path):
     assert written[0] == ("open", str(tmp_path), 1) and written[-1] == "close"
     assert ("loss", float(result.history["loss"][1]), 2) in written
     assert ("eval/w/1", 2.0, 2) in written
+
+
+def test_what_tensorboard_reads(tmp_path):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    result = train(rounds=3, callbacks=[tensorboard(tmp_path)])
+    (file,) = tmp_path.glob("events.*")
+    content, found = file.read_bytes(), {}
+    while content:  # length, checksum, event, checksum
+        (size,) = struct.unpack("<Q", content[:8])
+        event = Event.FromString(content[12 : 12 + size])
+        content = content[16 + size :]
+        found |= {(v.tag, event.step): v.simple_value for v in event.summary.value}
+    losses = [found["loss", round] for round in (1, 2, 3)]
+    assert losses == result.history["loss"].tolist()
 
 
 def test_tensorboard_is_an_extra(monkeypatch):

@@ -30,7 +30,7 @@ TESTS = Path(__file__).parent
 NODES = 5
 HONEST = [0, 1, 2, 3]  # the work of client 4 does not end
 PATIENCE = 60.0  # seconds; nothing waits as long unless the machine is very busy
-DEADLINE = 5.0  # for messages that some node will not answer
+DEADLINE = 4.0  # for messages that some node will not answer
 
 
 @fg.program(z=fg.CLIENTS)
@@ -86,6 +86,12 @@ def transport(federation):
         yield found
 
 
+@pytest.fixture(scope="module")
+def known(transport):
+    """The federation, whose nodes have described themselves once."""
+    return executor(transport).federation
+
+
 def executor(transport, **how):
     return fg.executors.flower(transport, **{"deadline": PATIENCE, "platforms": ("cpu",), **how})
 
@@ -113,31 +119,31 @@ class Wrapped:
 
 
 @pytest.mark.parametrize("mode", ["value", "forward", "reverse", "mixed"])
-def test_values_and_derivatives(transport, mode):
+def test_values_and_derivatives(known, mode):
     program = loss if mode == "value" else fg.grad(loss, mode=mode)
-    on_nodes = executor(transport)
+    on_nodes = executor(known)
     found = program.on(on_nodes)(X, on_nodes.clients("z", HONEST))
     close(found, program.on(fg.executors.reference())(X, clients(HONEST)))
     assert on_nodes.report.answered == {"clients": 4}
 
 
-def test_client_results_stay_and_can_be_passed_on(transport):
+def test_client_results_stay_and_can_be_passed_on(known):
     @fg.program(z=fg.CLIENTS)
     def start(x, z):
         return z * fg.broadcast(x)
 
-    on_nodes = executor(transport)
+    on_nodes = executor(known)
     first = start.on(on_nodes)(X, on_nodes.clients("z", HONEST))
     assert not isinstance(first, jax.Array) and first.shape == (4, 3)
     close(loss.on(on_nodes)(X, first), loss(X, X * clients(HONEST)))
 
 
-def test_bulk(transport):
+def test_bulk(known):
     @fg.program(large=fg.CLIENTS)
     def total(x, large):
         return fg.sum(large * fg.broadcast(x))
 
-    on_nodes = executor(transport)
+    on_nodes = executor(known)
     x = jnp.linspace(0, 1, 200_000, dtype=jnp.float32)
     large = clients(HONEST, "large")
     found = total.on(on_nodes)(x, on_nodes.clients("large", HONEST))
@@ -148,10 +154,10 @@ HEADER = 2048  # bytes per message, each way, of Flower's and ours
 
 
 @pytest.mark.parametrize("mode, size", [("forward", 200), ("reverse", 20_000), ("mixed", 20_000)])
-def test_bytes_are_those_of_the_plan(federation, transport, mode, size):
+def test_bytes_are_those_of_the_plan(federation, transport, known, mode, size):
     """Of arrays exactly, by our account; of everything almost, by that of the SuperLink."""
     gradient, connection = fg.grad(moments, mode=mode), secured(federation.address)
-    on_nodes = executor(transport)
+    on_nodes = executor(known)
     x, handles = jnp.linspace(0, 1, size), on_nodes.clients("z", HONEST)
     gradient.on(on_nodes)(x, handles)  # which takes the programs along
     before = traffic(connection, transport.run)
@@ -215,8 +221,8 @@ def same_training(found, wanted):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
-def test_self_tuning_is_as_simulated(transport, simulated):
-    on_nodes = executor(transport)
+def test_self_tuning_is_as_simulated(known, simulated):
+    on_nodes = executor(known)
     same_training(train(on_nodes.population("examples"), on_nodes), simulated)
 
 
@@ -226,7 +232,7 @@ def test_a_server_that_dies_goes_on_from_its_checkpoint(federation, simulated, t
     history = tmp_path / "history.jsonl"
     ends = time.monotonic() + PATIENCE
     while time.monotonic() < ends and server.poll() is None:
-        if history.exists() and len(history.read_text().splitlines()) >= 2:
+        if history.exists() and history.read_text().splitlines():
             break
         time.sleep(0.01)
     server.send_signal(signal.SIGKILL)
@@ -235,15 +241,15 @@ def test_a_server_that_dies_goes_on_from_its_checkpoint(federation, simulated, t
     with connect(federation.address) as transport:
         on_nodes = executor(transport)
         found = train(on_nodes.population("examples"), on_nodes, out=tmp_path, checkpoint_every=1)
-    assert before >= 2 and found.rounds == 4
+    assert 1 <= before < 4 and found.rounds == 4
     same_training(found, simulated)
 
 
 # --- nodes that are slow, die, and come back ----------------------------------------------------
 
 
-def test_a_slow_node_is_dropped_and_its_late_answer_is_not_used(federation, transport):
-    on_nodes = executor(transport, deadline=DEADLINE, missing="drop")
+def test_a_slow_node_is_dropped_and_its_late_answer_is_not_used(federation, known):
+    on_nodes = executor(known, deadline=DEADLINE, missing="drop")
     run, handles = loss.on(on_nodes), on_nodes.clients("z", HONEST)
     run(X, handles)  # has sent the program
     slow = process(federation, 1).pid
@@ -252,20 +258,20 @@ def test_a_slow_node_is_dropped_and_its_late_answer_is_not_used(federation, tran
         close(run(X, handles), loss(X, clients([0, 2, 3])))
         assert [d.client for d in on_nodes.report.dropped] == [1]
         with pytest.raises(NoAnswer, match="Client 1"):
-            loss.on(executor(transport, deadline=1.0))(X, handles)
+            loss.on(executor(known, deadline=1.0))(X, handles)
     finally:
         os.kill(slow, signal.SIGCONT)
-    patient = loss.on(executor(transport))
+    patient = loss.on(executor(known))
     close(patient(2 * X, handles), loss(2 * X, clients(HONEST)))
 
 
-def test_over_selection_takes_the_first(federation, transport):
+def test_over_selection_takes_the_first(federation, known):
     @fg.program(data=fg.CLIENTS)
     def count(data):
         return fg.sum(1.0), fg.sum(data.count)
 
     slow = process(federation, 0).pid
-    on_nodes = executor(transport, over_select=2.0)
+    on_nodes = executor(known, over_select=2.0)
     population = on_nodes.population("examples")
     key = next(k for k in map(jax.random.key, range(99)) if 0 in population.sample(k, 2).index)
     os.kill(slow, signal.SIGSTOP)
@@ -365,8 +371,8 @@ WRONG = ["nan", "shape", "dtype", "less", "much", "broken", "half"]
 
 
 def test_wrong_answers_are_no_answers(federation, transport):
-    faults = [fault for fault in WRONG if fault != "half" for _ in ("fail", "drop")] + ["half"]
-    command = [sys.executable, str(TESTS / "flower_site.py"), federation.address, "9", *faults]
+    command = [sys.executable, str(TESTS / "flower_site.py"), federation.address, "9"]
+    command += ["nan", *WRONG]
     rogue = subprocess.Popen(command)
     try:
         ends = time.monotonic() + PATIENCE
@@ -377,9 +383,9 @@ def test_wrong_answers_are_no_answers(federation, transport):
         strict = executor(transport)
         lenient = executor(strict.federation, missing="drop")
         handles = strict.clients("z", which)
+        with pytest.raises(NoAnswer, match="Client 9"):
+            loss.on(strict)(X, handles)
         for fault in WRONG[:-1]:
-            with pytest.raises(NoAnswer, match="Client 9"):
-                loss.on(strict)(X, handles)
             close(loss.on(lenient)(X, handles), loss(X, clients([0, 1])))
             assert [d.client for d in lenient.report.dropped] == [9], fault
         half = executor(strict.federation, missing="drop", deadline=DEADLINE)
@@ -415,6 +421,17 @@ def test_requests_that_are_too_large_are_refused(federation):
 def test_engine_failures_are_typed(transport):
     reply = transport.exchange({12345: Envelope("describe", {})}, PATIENCE)
     assert reply[12345].kind == "error"
+
+
+def test_a_run_that_was_stopped_is_an_error(federation):
+    from flwr.proto.control_pb2 import StopRunRequest
+    from flwr.supercore.control.control_http_client import ControlHttpClient
+
+    with connect(federation.address) as transport:
+        with ControlHttpClient(f"http://{federation.address}") as control:
+            control.StopRun(StopRunRequest(run_id=transport.run))
+        with pytest.raises(EngineError, match="Connect again"):
+            transport.nodes()
 
 
 def test_a_closed_run_is_an_error(federation):

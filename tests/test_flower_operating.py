@@ -1,7 +1,10 @@
 """Operating a federation: keys and TLS, commands, Flower's own nodes, and what `down` ends."""
 
+import argparse
 import ast
 import os
+import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -30,7 +33,7 @@ from fedgrad.federation.certificates import (
     private_key,
     public_key,
 )
-from fedgrad.federation.commands import main
+from fedgrad.federation.commands import add_commands, main
 from fedgrad.federation.connection import EngineError, secured
 from fedgrad.federation.envelope import Envelope
 from fedgrad.federation.flower_control import nodes_online, register
@@ -305,6 +308,18 @@ def test_a_node_says_what_is_wrong_with_its_data(capsys):
         assert reason in capsys.readouterr().err
 
 
+def test_the_commands_of_the_documentation_are_commands():
+    page = (TESTS.parent / "docs" / "operating-a-federation.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    ours = [shlex.split(line)[1:] for line in lines if line.startswith("fedgrad ")]
+    parser = argparse.ArgumentParser()
+    add_commands(parser.add_subparsers(required=True))
+    for command in ours:
+        assert callable(parser.parse_args(command).run)
+    assert {command[1] for command in ours} >= {"up", "down", "status", "certificates", "register"}
+
+
 # --- a site's policy ----------------------------------------------------------------------------
 
 
@@ -347,6 +362,8 @@ def test_stock_app(environment, tmp_path):
     from ridge.program import data, loss
 
     with local.local_federation(tmp_path, "ridge.program:data", 2, stock=True) as federation:
+        with connect(federation.address) as transport:  # also where Flower launches server code
+            assert len(transport.nodes()) == 2
         flwr = Path(sys.executable).with_name("flwr")
         home = {"FLWR_HOME": str(federation.folder / "flwr"), **local.QUIET}
         ran = subprocess.run(

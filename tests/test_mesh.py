@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
+from fedgrad.executors import processes
 from fedgrad.executors.devices import sum_over_devices
 from programs import TABLE, assert_same, class_1
 from test_derivatives import IMPOSSIBLE, assert_close, derived
 
 HERE = Path(__file__).parent
-WORKER = HERE / "mesh_worker.py"
+WORKER, PAGE = HERE / "mesh_worker.py", HERE.parent / "docs" / "mesh.md"
 ALONE, FIRST, SECOND = "8 devices", "2 x 2 devices, first", "2 x 2 devices, second"
 WORKERS = (ALONE, FIRST, SECOND)
 SECONDS = 900  # long past any run, on a busy machine too; then something hangs
@@ -157,6 +158,36 @@ def test_check(reports, worker, name):
 @every_worker
 def test_no_check_is_forgotten(reports, worker):
     assert set(reports[worker]["checks"]) == set(CHECKS[worker])
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def test_the_script_of_the_page(tmp_path):
+    (code,) = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    script, address = tmp_path / "script.py", free_address()
+    script.write_text(code)
+    logs = [tmp_path / f"{i}.log" for i in range(2)]
+    finish([start(script, i, address, log=log) for i, log in enumerate(logs)], logs)
+    z = np.concatenate([np.random.default_rng(i).normal(size=(6, 3)) for i in range(2)])
+    x, state = np.ones(3), 0.0
+    for _ in range(3):
+        state = state + x * z
+        x = state.mean(0)
+    for log in logs:
+        printed = log.read_text(errors="replace")
+        (found,) = re.findall(r"mean \[(.*?)\] of 12 clients, of whom here 6", printed)
+        np.testing.assert_allclose([float(word) for word in found.split()], x, rtol=1e-5)
+        (found,) = re.findall(r"Population\(7 clients, 58 examples\) mean ([\d.]+)", printed)
+        np.testing.assert_allclose(float(found), (14 * 1 + 44 * 2) / 58, rtol=1e-6)
+
+
+def test_the_message_of_the_page(monkeypatch):
+    monkeypatch.setattr(processes, "gather", lambda devices, x: np.stack([x, x + 1]))
+    with pytest.raises(fg.ArgumentError) as caught:
+        processes.require_equal(fg.executors.mesh().devices, {"x": [1.0]}, "accumulate")
+    message = str(caught.value).partition(": ")[2]
+    assert message in " ".join(PAGE.read_text().split())
 
 
 # --- here, on one device ------------------------------------------------------------------------

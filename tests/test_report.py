@@ -449,7 +449,7 @@ def experiment_of(words="Made up: an experiment."):
 def reproduction(folder, words="x"):
     svg = folder / "loss.svg"
     svg.write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><path d="M0 0H9"/></svg>'
+        '<svg xmlns="http://www.w3.org/2000/svg" width="1300pt" viewBox="0 0 1300 130"><path d="M0 0"/></svg>'
     )
     settings = json.loads(json.dumps({"seeds": 1, "starts": [1.0, 0.0]}))
     results = Results("made-up", settings, {"seconds": 12.3, "versions": {"fedgrad": words}}, {})
@@ -580,13 +580,18 @@ def test_hostile_words_do_nothing(tmp_path, browser):
 
 
 @in_browser
-def test_an_experiment_in_a_browser(tmp_path, browser):
+@pytest.mark.parametrize("width, least", [(360, 1299), (1200, 1299), (2000, 1732)])
+def test_an_experiment_in_a_browser(tmp_path, browser, width, least):
     path = Path(tmp_path / "report.html")
     path.write_text(experiment_page(experiment_of(), reproduction(tmp_path)), encoding="utf-8")
-    page = browser.open(path, width=360)
+    page = browser.open(path, width=width)
     assert page.problems == [] and page.requests == [path.as_uri()]
-    assert page.run("document.querySelector('.picture svg').getBoundingClientRect().width") >= 300
     assert page.run("document.documentElement.scrollWidth <= window.innerWidth")
+    # A figure of 1300 points is as large as it was drawn where there is room, and else scrolled.
+    wide = page.run("document.querySelector('.picture svg').getBoundingClientRect().width")
+    assert least <= wide <= least + 2
+    frame = page.run("document.querySelector('.picture').getBoundingClientRect().width")
+    assert frame <= width
 
 
 def _rgb(text):

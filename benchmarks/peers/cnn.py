@@ -71,8 +71,8 @@ def _tuned_backward(saved: tuple, d: jax.Array) -> tuple[jax.Array, jax.Array]:
 tuned.defvjp(_tuned_forward, _tuned_backward)
 
 
-def loss(p: Weights, x: jax.Array, y: jax.Array, convolution: Convolution) -> jax.Array:
-    """The mean cross-entropy of a batch, labels as integers."""
+def losses(p: Weights, x: jax.Array, y: jax.Array, convolution: Convolution) -> jax.Array:
+    """The cross-entropy of each example of a batch, labels as integers."""
     x = jax.nn.relu(convolution(x, p["conv1"]) + p["bias1"])
     # Pooling first is the same function (bias and relu are monotone) on a quarter of the pixels.
     x = convolution(x, p["conv2"])
@@ -81,11 +81,18 @@ def loss(p: Weights, x: jax.Array, y: jax.Array, convolution: Convolution) -> ja
     x = jax.nn.relu(x + p["bias2"])
     x = jax.nn.relu(x.reshape(n, -1) @ p["dense1"] + p["bias3"])
     log_p = jax.nn.log_softmax(x @ p["dense2"] + p["bias4"])
-    return -jnp.mean(jnp.take_along_axis(log_p, y[:, None], 1))
+    return -jnp.take_along_axis(log_p, y[:, None], 1)[:, 0]
 
 
+def loss(p: Weights, x: jax.Array, y: jax.Array, convolution: Convolution) -> jax.Array:
+    """The mean over a batch."""
+    return jnp.mean(losses(p, x, y, convolution))
+
+
+CONVOLUTIONS: dict[str, Convolution] = {"conv": lax_conv, "im2col": im2col, "tuned": tuned}
 LOSSES: dict[str, Callable] = {
-    "conv": partial(loss, convolution=lax_conv),
-    "im2col": partial(loss, convolution=im2col),
-    "tuned": partial(loss, convolution=tuned),
+    name: partial(loss, convolution=way) for name, way in CONVOLUTIONS.items()
+}
+PER_EXAMPLE: dict[str, Callable] = {
+    name: partial(losses, convolution=way) for name, way in CONVOLUTIONS.items()
 }

@@ -8,6 +8,8 @@ from interleave import Competitor
 
 # competitor: (peer module, environment, options of its build)
 Row = tuple[str, str, dict[str, Any]]
+FED_AVGM = {"devices": 2, "algorithm": "fed_avgm"}
+TUNED = {"devices": 2, "tuned": True}
 # On a current JAX the pmap backend is beyond a shim: `jax.device_put_replicated` is gone too.
 PMAP = {"backend": "pmap", "devices": 2}
 ROWS: dict[str, dict[str, Row]] = {
@@ -28,6 +30,10 @@ ROWS: dict[str, dict[str, Row]] = {
         "fedgrad": ("with_fedgrad", "project", {}),
         "fedgrad, 2 devices": ("with_fedgrad", "project", {"devices": 2}),
         "fedgrad, 2 devices, tuned": ("with_fedgrad", "project", {"devices": 2, "tuned": True}),
+        "fedgrad fit": ("with_fit", "project", {}),
+        "fedgrad fit, 2 devices": ("with_fit", "project", {"devices": 2}),
+        "fedgrad fit, 2 devices, tuned": ("with_fit", "project", TUNED),
+        "fedgrad fit, FedAvgM, 2 devices": ("with_fit", "project", FED_AVGM),
         "pfl": ("with_pfl", "pfl", {}),
         "pfl, 2 processes": ("with_pfl", "pfl", {"processes": 2}),
         "fedjax pmap, jax 0.4.25": ("with_fedjax", "fedjax_old", PMAP),
@@ -49,6 +55,10 @@ ROWS: dict[str, dict[str, Row]] = {
         "fedgrad": ("with_fedgrad", "project", {}),
         "fedgrad, 2 devices": ("with_fedgrad", "project", {"devices": 2}),
         "fedgrad, 2 devices, tuned": ("with_fedgrad", "project", {"devices": 2, "model": "tuned"}),
+        "fedgrad fit": ("with_fit", "project", {}),
+        "fedgrad fit, 2 devices": ("with_fit", "project", {"devices": 2}),
+        "fedgrad fit, 2 devices, tuned": ("with_fit", "project", TUNED),
+        "fedgrad fit, FedAvgM, 2 devices": ("with_fit", "project", FED_AVGM),
         "pfl": ("with_pfl", "pfl", {}),
         "pfl, 2 threads": ("with_pfl", "pfl", {"threads": 2}),
         "pfl, 2 processes": ("with_pfl", "pfl", {"processes": 2}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from sections import compiling, derivatives, memory, rounds, scaling
+from sections import compiling, derivatives, memory, mesh, rounds, scaling
 
 
 class Section(Protocol):
@@ -32,5 +32,6 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "derivatives": ("The cost of a derivative", derivatives),
     "memory": ("Memory of a derivative", memory),
     "scaling": ("From 50 to 50,000 clients", scaling),
+    "mesh": ("One and two devices", mesh),
     "compile": ("Time to compile", compiling),
 }

@@ -20,7 +20,7 @@ def limited(gradient: dict[str, Any], clip: float | None, normalise: bool) -> di
     if normalise:
         gradient = {name: unit(g) for name, g in gradient.items()}
     if clip is not None:
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         factor = jnp.where(norm > clip, clip / norm, 1.0)
         gradient = {name: (g * factor).astype(g.dtype) for name, g in gradient.items()}
     return gradient
@@ -57,7 +57,7 @@ def guarded(
 
 def ran_away(loss: jax.Array, first: jax.Array, times: float) -> jax.Array:
     """Whether a loss is not finite, or above the first one by so many times its size."""
-    size = jnp.where(first == 0, jnp.inf, jnp.abs(first))  # it may be negative
+    size = jnp.maximum(jnp.abs(first), 1)  # it may be negative, or 0 by chance
     return ~jnp.isfinite(loss) | (loss > first + times * size)
 
 

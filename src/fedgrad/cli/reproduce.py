@@ -43,6 +43,7 @@ The folder --out gets results.json and results.npz, the figures, results.txt and
 same command goes on where it was interrupted.
 """
 DOES_NOT_HOLD = 3
+EVIDENCE = 240  # characters of it, in a terminal
 COLOURS = {True: "green", False: "bold red", None: "dim"}
 
 
@@ -123,6 +124,7 @@ def _show(shown: Reproduction, report: Path) -> None:
     claims.add_column("", no_wrap=True)
     for claim in shown.claims:
         verdict = Text(claim.verdict, style=COLOURS[claim.holds])
-        claims.add_row(Text.assemble(claim.statement, ("\n" + claim.evidence, "dim")), verdict)
+        evidence = textwrap.shorten(claim.evidence, EVIDENCE, placeholder=" … (see the report)")
+        claims.add_row(Text.assemble(claim.statement, (f"\n{evidence}", "dim")), verdict)
     console.print(claims)
     console.print(f"Report: {report}", highlight=False, soft_wrap=True)

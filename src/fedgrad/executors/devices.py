@@ -1,6 +1,7 @@
 """Several devices: one axis of a mesh, over which clients are spread and their sums are taken."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,17 +26,12 @@ class Devices:
     def count(self) -> int:
         return int(self.mesh.shape[self.axis])
 
-    @property
-    def per_process(self) -> int:
-        """Devices of the process that has the most: the same number in every process."""
-        owners = [device.process_index for device in self.mesh.devices.flat]
-        return max(map(owners.count, owners))
+    @functools.cached_property
+    def devices_of(self) -> dict[int, int]:
+        """How many devices each process has, by its number."""
+        return dict(sorted(Counter(d.process_index for d in self.mesh.devices.flat).items()))
 
-    @property
-    def processes(self) -> list[int]:
-        return sorted({device.process_index for device in self.mesh.devices.flat})
-
-    @property
+    @functools.cached_property
     def own(self) -> list[int]:
         """Which places along the axis are this process's."""
         places = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(self.axis), 0)

@@ -18,7 +18,7 @@ from fedgrad.executors import sharded
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.local import require_positive
 from fedgrad.executors.placing import placed
-from fedgrad.executors.vectorised import Setting, compile
+from fedgrad.executors.vectorised import Setting, compile_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Mesh:
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
         """The program as a function of its arguments by name."""
         devices = self.devices
-        run = compile(program, Setting(self.chunk, devices, resident=True))
+        run = compile_program(program, Setting(self.chunk, devices, resident=True))
         return lambda arguments: run(placed(program, devices, arguments))
 
     def shard(self, own: Any) -> Any:

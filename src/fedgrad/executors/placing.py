@@ -28,7 +28,7 @@ def placed(program: Program, devices: Devices, arguments: dict[str, Any]) -> dic
         }
     )
     away = [i for i, x in enumerate(leaves) if _is_away(x, devices)]
-    if len(devices.processes) == 1:
+    if len(devices.devices_of) == 1:
         moved = jax.device_put([leaves[i] for i in away], [wanted[i] for i in away])
     else:
         _require_equal(program, devices, arguments)
@@ -60,6 +60,8 @@ def _is_away(x: Any, devices: Devices) -> bool:
         return isinstance(x, (np.ndarray, np.generic)) and x.dtype != object
     if isinstance(x.sharding, jax.sharding.NamedSharding):
         mesh = x.sharding.mesh
+        if mesh == devices.mesh:
+            return False
         explicit = any(kind != jax.sharding.AxisType.Auto for kind in mesh.axis_types)
         return explicit or list(mesh.devices.flat) != list(devices.mesh.devices.flat)
     return bool(x.sharding.device_set != set(devices.mesh.devices.flat))

@@ -33,7 +33,7 @@ def require_equal(devices: Devices, values: dict[str, list[Any]], of: str) -> No
 
 def gather(devices: Devices, x: np.ndarray) -> np.ndarray:
     """The arrays of all processes, which have the same shape, stacked."""
-    if len(devices.processes) == 1:
+    if len(devices.devices_of) == 1:
         return x[None]
     mesh, replicate = _one_device_each(devices)
     mine = jax.device_put(x[None], mesh.local_devices[0])
@@ -52,17 +52,24 @@ def _one_device_each(devices: Devices) -> tuple[jax.sharding.Mesh, Callable[[Any
 
 def make_global(x: Any, sharding: jax.sharding.NamedSharding) -> jax.Array:
     """A value that every process has, as one array of all of them."""
-    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_key(x):
         data = make_global(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     here = set(sharding.mesh.local_devices)
-    if isinstance(x, jax.Array) and sharding.is_fully_replicated:
-        if x.is_fully_replicated and x.sharding.device_set >= here:  # it is there already
+    if isinstance(x, jax.Array):
+        if not x.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        there = x.is_fully_replicated and x.sharding.device_set >= here
+        if there and sharding.is_fully_replicated:
             shards = [s.data for s in x.addressable_shards if s.device in here]
             return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
     host = np.asarray(x)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 # The digest of an array that does not change is computed once: a store of examples is large.
@@ -80,8 +87,7 @@ def _leaf_digest(leaf: Any) -> bytes:
     known = _known.get(id(leaf))
     if known is not None and known[0]() is leaf:
         return known[1]
-    keys = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    host = np.asarray(jax.random.key_data(leaf) if keys else leaf)
+    host = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
     content = hashlib.blake2b(f"{host.dtype}{host.shape}".encode(), digest_size=8)
     content.update(np.ascontiguousarray(host).view(np.uint8).data)
     if isinstance(leaf, jax.Array):

@@ -102,8 +102,9 @@ def at_home(arguments: list[Any], devices: Devices) -> Seats | None:
         return None
     if home.devices != devices:
         raise CohortError.here(
-            f"The cohort's examples are on {home.devices}, but the program runs on {devices}. Make "
-            "the population with the mesh that the program runs on."
+            f"The cohort's examples are on a mesh of {dict(home.devices.mesh.shape)}, but the "
+            f"program runs on another, of {dict(devices.mesh.shape)}. Make the population with the "
+            "mesh that the program runs on."
         )
     if len(cohorts) > 1:
         raise CohortError.here(

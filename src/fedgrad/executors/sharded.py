@@ -15,7 +15,7 @@ import numpy as np
 from fedgrad.core.cohort import Cohort, Population, _counts
 from fedgrad.core.errors import CohortError
 from fedgrad.executors.devices import Devices
-from fedgrad.executors.processes import gather
+from fedgrad.executors.processes import gather, is_key
 
 
 @jax.tree_util.register_dataclass
@@ -106,25 +106,27 @@ def population(own: Sequence[Any], devices: Devices) -> ShardedPopulation:
 def shard(own: Any, devices: Devices) -> Any:
     """Values of this process's clients (stacked) as values of all processes' clients."""
     leaves = jax.tree.leaves(own)
-    counts = {x.shape[0] if np.ndim(x) else None for x in leaves}
+    counts = {np.shape(x)[0] if np.ndim(x) else None for x in leaves}
     if len(counts) != 1 or None in counts:
         raise CohortError.here(
             "mesh.shard takes a pytree of arrays with one row for each client of this process; got "
             f"leaves of shapes {[np.shape(x) for x in leaves]}."
         )
-    n = len(leaves[0])
-    given = [int(x) for x in gather(devices, np.array(n, np.int32))]
-    share = n // len(devices.own)
-    if n % len(devices.own) or len(set(given)) > 1:
+    given = gather(devices, np.array([len(leaves[0]), len(devices.own)], np.int32))
+    shares = given[:, 0] / given[:, 1]
+    if (shares != given[0, 0] // given[0, 1]).any():
         raise CohortError.here(
-            f"mesh.shard: every device has to get the same number of clients. This process has "
-            f"{n} clients for {len(devices.own)} devices; the processes have {given}. Give each "
-            "process as many, a multiple of its devices, or use mesh.population, which takes any."
+            "mesh.shard: every device has to get as many clients as every other. The processes "
+            f"have {given[:, 0].tolist()} clients and {given[:, 1].tolist()} devices. Give each "
+            "the same multiple of its devices, or use mesh.population, which takes any number."
         )
+    n = int(shares[0]) * devices.count
 
     def spread(x: Any) -> jax.Array:
-        shape = (share * devices.count, *x.shape[1:])
-        return jax.make_array_from_process_local_data(devices.split, x, shape)
+        if is_key(x):
+            data = spread(jax.random.key_data(x))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        return jax.make_array_from_process_local_data(devices.split, x, (n, *x.shape[1:]))
 
     return jax.tree.map(spread, own)
 
@@ -132,14 +134,15 @@ def shard(own: Any, devices: Devices) -> Any:
 def _all_clients(own: list[Any], devices: Devices) -> tuple[np.ndarray, np.ndarray, int]:
     """Of all processes' clients: the device and the number of examples; and our first one."""
     sizes = _counts(own)
-    if len(own) < len(devices.own):
-        raise CohortError.here(
-            f"mesh.population: this process has {len(own)} clients for {len(devices.own)} devices. "
-            "Give it at least one for each."
-        )
     shapes = [f"{x.dtype}{x.shape[1:]}" for x in jax.tree.leaves(own[0])]
     kind = zlib.crc32(f"{jax.tree.structure(own[0])} {shapes}".encode())
-    kinds, numbers = gather(devices, np.array([kind, len(own)], np.uint32)).T
+    header = np.array([kind, len(own), len(devices.own)], np.uint32)
+    kinds, numbers, places = gather(devices, header).T
+    if (numbers < places).any():
+        raise CohortError.here(
+            f"mesh.population: the processes have {numbers.tolist()} clients for "
+            f"{places.tolist()} devices. Give each at least one for every device."
+        )
     if (kinds != kind).any():
         raise CohortError.here(
             f"mesh.population: examples have not the same structure, shapes and dtypes in every "
@@ -153,13 +156,10 @@ def _all_clients(own: list[Any], devices: Devices) -> tuple[np.ndarray, np.ndarr
         filled[device[client]] += sizes[client]
     table = np.zeros((int(numbers.max()), 2), np.int32)
     table[: len(own)] = np.stack([device, sizes], 1)
-    tables = gather(devices, table)
-    every = np.concatenate([t[:n] for t, n in zip(tables, numbers, strict=True)])
-    return (
-        every[:, 0],
-        every[:, 1],
-        int(numbers[: devices.processes.index(jax.process_index())].sum()),
-    )
+    tables = zip(gather(devices, table), numbers, strict=True)
+    every = np.concatenate([rows[:n] for rows, n in tables])
+    before = list(devices.devices_of).index(jax.process_index())
+    return every[:, 0], every[:, 1], int(numbers[:before].sum())
 
 
 def _seats(device: np.ndarray, count: np.ndarray, devices: int) -> np.ndarray:

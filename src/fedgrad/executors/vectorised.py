@@ -41,7 +41,7 @@ class Setting:
     resident: bool = False
 
 
-def compile(program: Program, setting: Setting) -> Callable[[dict[str, Any]], Any]:
+def compile_program(program: Program, setting: Setting) -> Callable[[dict[str, Any]], Any]:
     """The program as a function of its arguments by name."""
     names = tuple(program.signature.parameters)
 
@@ -131,7 +131,7 @@ class _Vectorised(Walk):
             seats.count if devices is None else seats.count // devices.count,
             exchange.placement in self.ragged,
             self.chunk,
-            devices is None or devices.per_process == 1,
+            devices is None or max(devices.devices_of.values()) == 1,
             sum(v.bytes for v in (*own, *messages) if not v.shared),
             tuple(v.aval for v, _ in exchange.up),
         )

@@ -124,7 +124,7 @@ def _sum(column: Sequence[np.ndarray[Any, Any]]) -> Any:
     dtype = column[0].dtype
     total = column[0].astype(wide(dtype))
     for x in column[1:]:
-        total = total + x.astype(total.dtype)
+        np.add(total, x.astype(total.dtype, copy=False), out=total)
     return jnp.asarray(total.astype(dtype))
 
 

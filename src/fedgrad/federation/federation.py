@@ -58,20 +58,21 @@ class Federation:
         with self._lock:
             return {c: n for c, n in self._clients.items() if c in wanted and n in connected}
 
-    def _meet(self, new: Collection[int], connected: Collection[int]) -> None:
+    def _meet(self, new: set[int], connected: set[int]) -> None:
         """Ask nodes who they are."""
         replies = self.ask(dict.fromkeys(sorted(new), Envelope("describe", {})), self.deadline)
         with self._lock:
-            for node in sorted(new):
-                reply = replies.get(node)
-                if reply is not None and reply.kind == "ok":
-                    self._join(node, reply, connected)
-                    continue
+            good = {n: reply for n, reply in replies.items() if reply.kind == "ok"}
+            # Who knows its index comes first; the others get what is left.
+            for node in sorted(good, key=lambda n: ("index" not in good[n].meta, n)):
+                if node not in self._parts:  # else another thread has met it meanwhile
+                    self._join(node, good[node], connected)
+            for node in new - good.keys():
                 self._silent[node] = time.monotonic()
-                why = "it does not answer" if reply is None else reply.reason
+                why = replies[node].reason if node in replies else "it does not answer"
                 log.warning("node %s takes no part: %s", node, why)
 
-    def _join(self, node: int, reply: Envelope, connected: Collection[int]) -> None:
+    def _join(self, node: int, reply: Envelope, connected: set[int]) -> None:
         index = reply.meta.get("index")
         if isinstance(index, int):
             other = self._clients.get(index)

@@ -10,6 +10,7 @@ from fedgrad.federation import flower_internals as flower
 from fedgrad.federation.connection import Connection, EngineError
 
 _PAUSES = (0.1, 0.3, 1.0)
+_LONG = 10.0
 Client = TypeVar("Client", bound=flower.ProtobufClient)
 Answer = TypeVar("Answer")
 
@@ -75,7 +76,10 @@ def client(
 
 def call(method: Callable[[Any], Answer], request: object) -> Answer:
     """Call the SuperLink; tried again after a short pause where that may help."""
+    begun = time.monotonic()
     for pause in (*_PAUSES, None):
+        if time.monotonic() - begun > _LONG:
+            pause = None  # what took so long already is not tried again
         try:
             return method(request)
         except flower.httpx.HTTPStatusError as error:

@@ -88,7 +88,9 @@ def _measured(run: Run, key: str, by_traffic: bool = False) -> Html:
         lines.append(Curve(name, x, _smooth(series.values, window), colour))
         if window > 1:
             behind.append(Curve(name, x, series.values, colour, faint=True))
-    note = "" if key.startswith("eval.") else "of clients while they train, weighted as in the round"
+    note = (
+        "" if key.startswith("eval.") else "of clients while they train, weighted as in the round"
+    )
     note += f", averaged over {window} rounds" if window > 1 else ""
     return chart(
         title(key),

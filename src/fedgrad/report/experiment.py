@@ -1,6 +1,7 @@
 """The report of an experiment: its claims, its figures and its tables."""
 
 import json
+import re
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,9 @@ from fedgrad.report.words import said
 
 # By whether a claim holds: the class of the style sheet.
 TONES = {True: "held", False: "failed", None: "untested"}
+
+SMALLEST = 0.75  # of the size in which a figure is drawn
+PIXELS_PER_POINT = 4 / 3
 
 
 def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
@@ -69,9 +73,14 @@ def _claim(claim: Claim) -> Html:
     )
 
 
-def _figure(path: Path) -> Html:
+def _figure(path: Path) -> list[Html]:
     svg = picture(path.read_text(encoding="utf-8"), path.stem)
-    return element("div", svg, class_="picture")
+    # A wide figure goes beyond the text, and is scrolled rather than made too small to read.
+    found = re.search(r'<svg[^>]*?\bwidth="([\d.]+)pt"', svg)
+    drawn = float(found[1]) * PIXELS_PER_POINT if found else None
+    size = f"--drawn:{drawn:.0f}px;--least:{SMALLEST * drawn:.0f}px" if drawn else None
+    heading = path.stem.replace("-", " ").replace("_", " ").capitalize()
+    return [element("h3", heading), element("div", svg, class_="picture", style=size)]
 
 
 def _table(one: Content) -> list[Html]:

@@ -69,7 +69,8 @@ class RunFolder:
         try:
             self.save(loop)
         except Exception as second:
-            error.add_note(str(second))
+            if str(second) != str(error):
+                error.add_note(str(second))
         else:
             error.add_note(
                 f"Round {loop.at.round} is saved in {self.path}: run it again to go on from there."

@@ -53,14 +53,14 @@ def _matches_always(results: Results) -> Claim:
         holds &= bool(gap[worst] >= -MATCHES)
         as_good = np.mean(learned.accuracy >= fixed.accuracy - MATCHES)
         parts.append(
-            f"{task}, {initialisation}: the best of n is {100 * gap[worst]:+.1f} points at worst "
-            f"(n = {worst + 1}), {100 * gap[0]:+.1f} for one trial; as good in "
-            f"{100 * as_good:.0f} % of the trials"
+            f"{task}, {initialisation}: {100 * gap[worst]:+.1f} at worst (n = {worst + 1}), "
+            f"{100 * gap[0]:+.1f} for n = 1, as good in {100 * as_good:.0f} % of the trials"
         )
     return Claim(
         "Learned at least matches fixed essentially always, whatever the number of trials.",
         holds,
-        f"{'; '.join(parts)}. To match is to be at most {100 * MATCHES:.1f} points below.",
+        f"Points by which the best of n is better: {'; '.join(parts)}. To match is to be at most "
+        f"{100 * MATCHES:.1f} points below.",
     )
 
 
@@ -94,7 +94,7 @@ def _fewer_diverge(results: Results) -> Claim:
         "Where all is at its default, many fixed runs diverge (23 of 50 on Stack Overflow) and no "
         "learned one does.",
         none if some else None,
-        f"Diverged: {'; '.join(parts)}.{nothing}",
+        f"Training loss not finite or above its start: {'; '.join(parts)}.{nothing}",
     )
 
 

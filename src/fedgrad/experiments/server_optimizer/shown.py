@@ -13,12 +13,10 @@ from fedgrad.experiments.server_optimizer.outcome import outcome, trajectories
 from fedgrad.experiments.server_optimizer.training import LEARN
 from fedgrad.experiments.tables import Table
 
-# kind: (what it is called, its colour, its stroke)
-STYLES = {
-    "fixed": ("fixed", 2, "--"),
-    "learned": ("learned", 0, "-"),
-    "guarded": ("learned, with guard", 1, ":"),
-}
+# kind: (what it is called, its colour, its stroke). The guard is in the tables only: where it does
+# not step in, nothing differs.
+STYLES = {"fixed": ("fixed", 2, "--"), "learned": ("learned", 0, "-")}
+TITLES = {"fixed": "fixed", "learned": "learned", "guarded": "learned, with guard"}
 SHOWN = 20  # trajectories in a panel
 
 
@@ -46,19 +44,20 @@ def _table(results: Results, task: str) -> Table:
             needed = trials_to_reach(one.best.mean, fixed.best.mean[-1])
             rows.append(
                 [
-                    f"{initialisation}: {STYLES[kind][0]}",
+                    f"{initialisation}: {TITLES[kind]}",
                     f"{100 * one.accuracy.max():.1f}",
                     f"{100 * np.median(one.accuracy):.1f}",
                     f"{100 * one.accuracy.mean():.1f}",
                     f"{one.diverged.sum()} of {len(one.diverged)}",
-                    str(needed) if needed else "not reached",
+                    str(needed) if needed else f"> {len(one.accuracy)}",
                     str(np.count_nonzero(one.rejected)) if kind == "guarded" else "",
                 ]
             )
-    header = ["", "best %", "median %", "mean %", "diverged", "trials for fixed's best", "guard"]
+    header = ["", "best %", "median %", "mean %", "diverged", "trials needed", "guard"]
     title = (
-        f"{task}: test accuracy after the last round; how many trials diverged, how many the best "
-        "fixed one takes, in how many the guard stepped in"
+        f"{task}: test accuracy after the last round; trials that diverged (their training loss is "
+        "not finite, or above its start); how many it takes to be as good as the best of all fixed "
+        "ones; in how many the guard stepped in"
     )
     return Table(title, header, rows)
 
@@ -70,10 +69,13 @@ def _best_of_n(results: Results, ink: Ink) -> Any:
         for one, initialisation in zip(row, initialisations, strict=True):
             for kind, (label, number, stroke) in STYLES.items():
                 best = outcome(results, task, initialisation, kind).best
-                n = np.arange(1, len(best.mean) + 1)
-                band(one, n, 100 * best.low, 100 * best.high, ink.curves[number])
-                colour = ink.curves[number]
+                n, colour = np.arange(1, len(best.mean) + 1), ink.curves[number]
+                band(one, n, 100 * best.low, 100 * best.high, colour)
                 one.plot(n, 100 * best.mean, stroke, color=colour, linewidth=1.7, label=label)
+            one.set_xscale("log")
+            ticks = [t for t in (1, 2, 5, 10, 20, 50) if t <= n[-1]]
+            one.set_xticks(ticks, map(str, ticks))
+            one.minorticks_off()
             one.set_title(initialisation)
         row[0].set_ylabel(f"{task}\ntest accuracy of the best, %")
     for one in axes[-1]:
@@ -107,8 +109,9 @@ def _trajectories(results: Results, task: str, ink: Ink) -> Any:
             diverged = outcome(results, task, initialisation, "learned").diverged
             rounds = [0, *results.arrays["rounds"]]
             for trial, bad in zip(values[:SHOWN], diverged[:SHOWN], strict=True):
-                colour = ink.curves[4] if bad else ink.curves[0]
-                one.plot(rounds, trial, color=colour, linewidth=1, alpha=0.7)
+                # Diverging ones jump about; they should not hide the others.
+                colour, alpha = (ink.curves[4], 0.35) if bad else (ink.curves[0], 0.8)
+                one.plot(rounds, trial, color=colour, linewidth=1, alpha=alpha)
             if name == "server.learning_rate":
                 one.set_yscale("log")
                 one.set_ylim(5e-4, 20)
