@@ -120,6 +120,9 @@ def test_values_are_those_of_the_reference(case):
         assert isinstance(a, jax.Array) == (i not in case.client_outputs)
         if isinstance(a, jax.Array):
             assert_same(a, b)
+    del found, a
+    executor.federation.flush()
+    assert kept(transport) == []
 
 
 def combinations():

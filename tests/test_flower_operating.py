@@ -168,8 +168,9 @@ def test_certificates_win_over_loopback_and_exclude_plaintext(others):
         secured("127.0.0.1:1", authority, insecure=True)
     with pytest.raises(fg.ArgumentError, match="no PEM certificate"):
         secured("127.0.0.1:1", others / "superlink.key")
-    with pytest.raises(fg.ArgumentError, match="host:port"):
-        secured("fl.example.org")
+    for address in ("fl.example.org", "https://fl.example.org:1", ":1", "fl.example.org:x"):
+        with pytest.raises(fg.ArgumentError, match="host:port"):
+            secured(address)
 
 
 def test_a_node_elsewhere_needs_a_key(capsys):
@@ -358,16 +359,17 @@ def test_a_policy_of_a_site_decides(environment, tmp_path):
 
 
 def test_stock_app(environment, tmp_path):
-    """`flwr run` on SuperNodes, and the same in simulation."""
+    """`flwr run` on SuperNodes, and the same in simulation. In reverse mode, so that nodes have to
+    remember something from one message, and process, to the next."""
     from ridge.program import data, loss
 
     with local.local_federation(tmp_path, "ridge.program:data", 2, stock=True) as federation:
         with connect(federation.address) as transport:  # also where Flower launches server code
             assert len(transport.nodes()) == 2
-        flwr = Path(sys.executable).with_name("flwr")
+        flwr, config = Path(sys.executable).with_name("flwr"), 'steps=1 mode="reverse"'
         home = {"FLWR_HOME": str(federation.folder / "flwr"), **local.QUIET}
         ran = subprocess.run(
-            [flwr, "run", APP, "local", "--stream", "--run-config", "steps=1"],
+            [flwr, "run", APP, "local", "--stream", "--run-config", config],
             env={**os.environ, **home},
             capture_output=True,
             text=True,

@@ -307,6 +307,13 @@ def test_the_top_says_what_the_folder_holds(folder):
     ours, theirs = 2 * LOSS["learned"][-1], 2 * LOSS["fixed"][-1]
     assert f"{100 * (1 - ours / theirs):.0f} % lower than the {number(theirs)}" in verdict(found)
     assert "synthetic that learns server.learning_rate on synthetic" in text
+    spans = [(e[1]["class"], e[2]) for e in page.all("span") if e[2].endswith((" lower", "same"))]
+    assert spans[0] == ("better", f"{100 * (1 - ours / theirs):.0f} % lower")
+    assert spans[1] == ("even", "the same")
+    swapped = {"learned": LOSS["fixed"], "fixed": LOSS["learned"]}
+    text, _ = report_of(write_run(folder, swapped))
+    words = f"{100 * (theirs / ours - 1):.0f} % higher"
+    assert [e[1]["class"] for e in Found(text).all("span") if e[2] == words] == ["worse"]
     assert "fedgrad tune synthetic --rounds 24" in text
     assert [e[2] for e in page.all("h2")] == [
         "Training", "Hyperparameters", "Traffic", "The round as a graph", "Configuration",
@@ -449,7 +456,8 @@ def experiment_of(words="Made up: an experiment."):
 def reproduction(folder, words="x"):
     svg = folder / "loss.svg"
     svg.write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" width="1300pt" viewBox="0 0 1300 130"><path d="M0 0"/></svg>'
+        '<svg xmlns="http://www.w3.org/2000/svg" width="1300pt" viewBox="0 0 1300 130">'
+        '<path d="M0 0H9"/></svg>'
     )
     settings = json.loads(json.dumps({"seeds": 1, "starts": [1.0, 0.0]}))
     results = Results("made-up", settings, {"seconds": 12.3, "versions": {"fedgrad": words}}, {})
@@ -505,7 +513,7 @@ def test_in_a_browser(folder, browser, dark, width):
     )
     assert len(boxes) == 4  # test loss, test accuracy, training loss, learning rate
     assert all(w > 200 and h > 150 and n >= 1 for w, h, n in boxes)
-    assert page.run("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.run("document.documentElement.scrollWidth") <= width
     paper, ink, curve = page.run(
         "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,"
         " getComputedStyle(document.querySelector('.plot .stroke-p0')).stroke]"
@@ -586,7 +594,7 @@ def test_an_experiment_in_a_browser(tmp_path, browser, width, least):
     path.write_text(experiment_page(experiment_of(), reproduction(tmp_path)), encoding="utf-8")
     page = browser.open(path, width=width)
     assert page.problems == [] and page.requests == [path.as_uri()]
-    assert page.run("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.run("document.documentElement.scrollWidth") <= width
     # A figure of 1300 points is as large as it was drawn where there is room, and else scrolled.
     wide = page.run("document.querySelector('.picture svg').getBoundingClientRect().width")
     assert least <= wide <= least + 2

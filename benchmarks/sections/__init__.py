@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from sections import compiling, derivatives, memory, mesh, rounds, scaling
+from sections import compiling, derivatives, fit, memory, mesh, rounds, scaling
 
 
 class Section(Protocol):
@@ -29,6 +29,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "logistic": ("FedAvg on logistic regression", rounds.LOGISTIC),
     "ragged": ("FedAvg on a ragged cohort", rounds.RAGGED),
     "cnn": ("FedAvg on the EMNIST CNN", rounds.CNN),
+    "fit": ("Training through fit", fit),
     "derivatives": ("The cost of a derivative", derivatives),
     "memory": ("Memory of a derivative", memory),
     "scaling": ("From 50 to 50,000 clients", scaling),

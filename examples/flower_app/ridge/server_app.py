@@ -17,7 +17,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     executor = fg.executors.flower(GridTransport(grid), deadline=float(config["deadline"]))
     sites = executor.clients()
-    step = fg.value_and_grad(loss).on(executor)
+    step = fg.value_and_grad(loss, mode=config["mode"]).on(executor)
     w = jnp.zeros(3)
     for _ in range(int(config["steps"])):
         value, gradient = step(w, sites)

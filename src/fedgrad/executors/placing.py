@@ -58,13 +58,8 @@ def _is_away(x: Any, devices: Devices) -> bool:
         return False
     if not isinstance(x, jax.Array):  # what is neither, JAX knows better than we
         return isinstance(x, (np.ndarray, np.generic)) and x.dtype != object
-    if isinstance(x.sharding, jax.sharding.NamedSharding):
-        mesh = x.sharding.mesh
-        if mesh == devices.mesh:
-            return False
-        explicit = any(kind != jax.sharding.AxisType.Auto for kind in mesh.axis_types)
-        return explicit or list(mesh.devices.flat) != list(devices.mesh.devices.flat)
-    return bool(x.sharding.device_set != set(devices.mesh.devices.flat))
+    # On the same devices but of another mesh, it would be compiled for again.
+    return getattr(x.sharding, "mesh", None) != devices.mesh
 
 
 def _require_equal(program: Program, devices: Devices, arguments: dict[str, Any]) -> None:

@@ -30,6 +30,8 @@ def load(name: str) -> Callable[[Any], Any]:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         raise ArgumentError(f"There is no module {path!r} here: {error}.") from None
+    except Exception as error:
+        raise ArgumentError(f"{path} fails to import: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         known = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
         raise ArgumentError(f"{path} has no {attribute!r}." + nearest(attribute, known))

@@ -111,9 +111,12 @@ def _node(options: argparse.Namespace) -> int:
             "A node proves who it is to a SuperLink on another machine: give --key. "
             "(fedgrad federation certificates makes keys.)"
         )
+    log = logging.getLogger("fedgrad.node")
+    if elsewhere and connection.plaintext:
+        log.warning("Everything this node sends and receives can be read and changed on the way.")
     policy = Policy() if options.policy is None else Policy.read(options.policy)
     if options.policy is None:
-        logging.getLogger("fedgrad.node").warning("No --policy: every program will be refused.")
+        log.warning("No --policy: every program will be refused.")
     node = Node(
         load(options.data),
         policy,

@@ -31,7 +31,7 @@ def secured(
     that speaks plaintext. Everywhere else plaintext has to be asked for.
     """
     host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit():
+    if not separator or not host or not port.isdigit() or "/" in host:
         raise ArgumentError.here(f"A SuperLink is named as host:port, got {address!r}.")
     if root_certificates is None:
         return Connection(address, plaintext=insecure or is_loopback(host))

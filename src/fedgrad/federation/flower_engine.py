@@ -108,6 +108,8 @@ class GridTransport:
         enough: Callable[[dict[int, Envelope]], bool] | None = None,
     ) -> dict[int, Envelope]:
         """Send each node its request; the replies within `deadline` seconds, or until enough."""
+        if not requests:
+            return {}
         ends = time.monotonic() + deadline
         arrived: queue.SimpleQueue[tuple[int, Envelope] | Exception] = queue.SimpleQueue()
         over = threading.Event()

@@ -1,5 +1,6 @@
 """Calls to a SuperLink, with typed errors where Flower would end the process."""
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -66,12 +67,15 @@ def client(
     kind: type[Client], connection: Connection, component: str, interceptors: Sequence[Any] = ()
 ) -> Client:
     """A client of one of the SuperLink's APIs."""
-    return kind.from_server_address(
-        connection.address,
-        connection.plaintext,
-        connection.root_certificates,
-        [_Version(component), *interceptors],
-    )
+    try:
+        return kind.from_server_address(
+            connection.address,
+            connection.plaintext,
+            connection.root_certificates,
+            [_Version(component), *interceptors],
+        )
+    except ssl.SSLError as error:
+        raise Denied(f"The root certificates are of no use: {error}.") from None
 
 
 def call(method: Callable[[Any], Answer], request: object) -> Answer:

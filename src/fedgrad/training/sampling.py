@@ -17,7 +17,9 @@ import numpy as np
 from fedgrad.core.cohort import Cohort, Population
 from fedgrad.core.errors import ArgumentError
 
-BLOCK = 8  # rounds whose cohorts are put on the devices together; each transfer has its price
+# Rounds whose cohorts are drawn, and put on the devices, together: the less often, the cheaper.
+# With another number the same key gives other cohorts.
+BLOCK = 8
 
 
 class Clients(Protocol):
@@ -138,10 +140,9 @@ def _placing(wrap: Callable[[Any], jax.Array], sharding: Any) -> Callable[..., A
 
 def positions(words: tuple[int, ...], round: int, name: str, there: int, wanted: int) -> np.ndarray:
     """Different numbers below `there`, drawn uniformly. Whoever wants fewer gets the first ones."""
-    seeds = np.random.SeedSequence((*words, round, zlib.crc32(name.encode())))
-    random = np.random.Generator(np.random.PCG64(seeds))
+    block, row = divmod(round, BLOCK)
+    picks = list(_picks(words, block, name, there, wanted)[row])
     # The first steps of a shuffle of range(there), remembering only what has moved.
-    picks = random.integers(np.arange(wanted), there).tolist()
     moved: dict[int, int] = {}
     for i, pick in enumerate(picks):
         picks[i] = moved.get(pick, pick)
@@ -149,10 +150,31 @@ def positions(words: tuple[int, ...], round: int, name: str, there: int, wanted:
     return np.asarray(picks, np.int32)
 
 
+# Randomness is made for a block of rounds at a time, because it takes some time to set up.
+
+
+@functools.lru_cache(16)
+def _picks(
+    words: tuple[int, ...], block: int, name: str, there: int, wanted: int
+) -> list[list[int]]:
+    """For each round of a block, numbers from i ... there - 1 for i = 0 ... wanted - 1."""
+    random = np.random.Generator(np.random.PCG64(_seeds(words, block, name, 0)))
+    least = np.broadcast_to(np.arange(wanted)[:, None], (wanted, BLOCK))
+    return random.integers(least, there).T.tolist()
+
+
+@functools.lru_cache(16)
+def _bits_of(words: tuple[int, ...], block: int, name: str) -> np.ndarray:
+    seeds = _seeds(words, block, name, 1)
+    return seeds.generate_state(BLOCK * len(words)).reshape(BLOCK, len(words))
+
+
 def _bits(words: tuple[int, ...], round: int, name: str) -> np.ndarray:
-    # The 1 keeps a key apart from the choice of clients of the same name.
-    seeds = np.random.SeedSequence((*words, round, zlib.crc32(name.encode()), 1))
-    return seeds.generate_state(len(words))
+    return _bits_of(words, round // BLOCK, name)[round % BLOCK]
+
+
+def _seeds(words: tuple[int, ...], block: int, name: str, use: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence((*words, block, zlib.crc32(name.encode()), use))
 
 
 def _cohort(clients: Population, vectors: Any) -> Cohort:
