@@ -378,7 +378,9 @@ def test_stock_app(environment, tmp_path):
     context = [type("Context", (), {"config": {"partition-id": i}}) for i in range(2)]
     sites = [data(c) for c in context]
     z = {name: jnp.stack([jnp.asarray(site[name]) for site in sites]) for name in ("x", "y")}
-    value, gradient = fg.value_and_grad(loss)(jnp.zeros(3, jnp.float32), z)
+    reverse = fg.value_and_grad(loss, mode="reverse")
+    assert fg.plan(reverse, jnp.zeros(3, jnp.float32), z).client_memory[fg.CLIENTS.name] > 0
+    value, gradient = reverse(jnp.zeros(3, jnp.float32), z)
     assert f"loss {float(value):.4f}"[:-1] in ran.stdout, ran.stdout + ran.stderr
     said = next(line for line in ran.stdout.splitlines() if line.startswith("w ["))
     np.testing.assert_allclose(eval(said[2:]), -0.1 * np.asarray(gradient), atol=2e-5)

@@ -222,6 +222,14 @@ CASES = [
 ]
 
 
+LIMITS = {
+    "server.adaptivity": (1e-8, None),
+    "server.b1": (0, 0.999),
+    "server.b2": (0, 0.9999),
+    "server.momentum": (0, 0.999),
+}
+
+
 @pytest.mark.parametrize("name, schedule, mode, executor", CASES)
 def test_hypergradients_are_those_of_centralised_ad(name, schedule, mode, executor):
     algorithm, seen, last = history(name, schedule, mode, executor)
@@ -245,8 +253,7 @@ def test_hypergradients_are_those_of_centralised_ad(name, schedule, mode, execut
     values = [metrics["hyper"] for _, metrics in seen] + [last.learned]
     for (_, metrics), old, now in zip(seen, values, values[1:], strict=False):
         for path, slope in metrics["hypergradient"].items():
-            lowest = 1e-8 if path == "server.adaptivity" else 0.0
-            close(now[path], max(old[path] - SPEED * slope, lowest))
+            close(now[path], np.clip(old[path] - SPEED * slope, *LIMITS.get(path, (0, None))))
     assert int(last.rejected) == 0 and int(last.rounds) == ROUNDS
 
 
@@ -260,7 +267,7 @@ def test_hypergradients_by_finite_differences(name):
         h = 1e-5 * max(value, 1e-3)
 
         def after(value, path=path):
-            moved = {**state.learned, path: jnp.asarray(value)}
+            moved = {**state.learned, path: jnp.asarray(value, float)}
             start = dataclasses.replace(state, learned=moved)
             return float(run(algorithm, 1, state=start)[0][0][1]["gradient_loss"])
 
@@ -333,7 +340,7 @@ def test_the_parallel_chain_is_the_formula_for_the_weight_exponent():
 def test_gradient_from():
     """The loss is that of the cohort that was asked for; only "same" needs no further cohort."""
     one = {"learn": "server.learning_rate", "schedule": "parallel"}
-    algorithm = TABLE["fedavgm"].algorithm
+    algorithm = fg.fed_sgd(loss, batch_size=BATCH)
     same = fg.self_tuning(algorithm, gradient_from="same", **one)
     fresh = fg.self_tuning(algorithm, **one)
     other = fg.self_tuning(algorithm, gradient_from=POPULATION, **one)
@@ -418,23 +425,39 @@ def test_traffic_of_the_parallel_schedule(learn):
 # ---- how hyperparameters are written
 
 
-@pytest.mark.parametrize("form", ["log", "logit"])
-def test_chain_rule_of_a_parametrisation(form):
+FORMED = {  # form, bounds
+    "client.learning_rate": ("log", (0.05, 0.5)),
+    "server.learning_rate": ("logit", (0.01, 1.5)),
+    "server.momentum": ("identity", (0.1, 0.9)),
+}
+
+
+def formed(**options):
+    return tuned(
+        "fedavgm",
+        "serial",
+        parametrisation={path: form for path, (form, _) in FORMED.items()},
+        bounds={path: bounds for path, (_, bounds) in FORMED.items()},
+        **options,
+    )
+
+
+def test_chain_rule_of_a_parametrisation():
     """d/d raw = d/d value times d value/d raw; and the value that is used is the same."""
-    bounds = {
-        "server.learning_rate": (0.1, 2.0),
-        "server.momentum": (0.0, 0.95),
-        "client.learning_rate": (0.01, 1.0),
-    }
-    algorithm = tuned("fedavgm", "serial", parametrisation=form, bounds=bounds)
-    seen, last = run(algorithm, 1)
+    seen, last = run(formed(), 1)
     found, plain = seen[0][1], of("fedavgm", "serial")[1][0][1]
-    for path, (low, high) in bounds.items():
-        value = plain["hyper"][path]
+    for path, (form, (low, high)) in FORMED.items():
+        value = float(plain["hyper"][path])
         close(found["hyper"][path], value)
-        slope = value if form == "log" else (value - low) * (high - value) / (high - low)
+        slope, raw = {
+            "identity": (1.0, value),
+            "log": (value, math.log(value)),
+            "logit": (
+                (value - low) * (high - value) / (high - low),
+                math.log((value - low) / (high - value)),
+            ),
+        }[form]
         close(found["hypergradient"][path], plain["hypergradient"][path] * slope)
-        raw = math.log(value) if form == "log" else math.log((value - low) / (high - value))
         close(last.learned[path], raw - SPEED * found["hypergradient"][path])
 
 
@@ -460,24 +483,10 @@ def test_no_step_leaves_the_bounds(form, bounds, part, step, dtype):
     assert low - slack <= moved <= high + slack and jnp.isfinite(one.project(moved))
 
 
-@pytest.mark.parametrize("speed", [1e12, -1e12])
-def test_huge_steps_of_the_hyperparameters(speed):
+def test_huge_steps_of_the_hyperparameters():
     """Wherever a step is meant to lead, values stay in bounds and finite, and so does the model."""
-    forms = {
-        "server.learning_rate": "logit",
-        "server.momentum": "identity",
-        "client.learning_rate": "log",
-    }
-    bounds = {
-        "server.learning_rate": (0.01, 1.5),
-        "server.momentum": (0.1, 0.9),
-        "client.learning_rate": (0.05, 0.5),
-    }
-    algorithm = tuned(
-        "fedavgm", "serial", optimizer=optax.sgd(speed), parametrisation=forms, bounds=bounds
-    )
-    seen, last = run(algorithm, 4)
-    for path, (low, high) in bounds.items():
+    seen, last = run(formed(optimizer=optax.sgd(1e12)), 4)
+    for path, (_, (low, high)) in FORMED.items():
         values = np.array([metrics["hyper"][path] for _, metrics in seen])
         assert (values > low - 1e-12).all() and (values < high + 1e-12).all()
         # The first step of a momentum is 0: there is none yet.
@@ -525,10 +534,12 @@ def test_clip_and_normalise():
 
 
 def test_clipped_and_normalised_rounds():
-    plain = of("fedavgm", "serial")[1][0][1]["hypergradient"]
-    found = run(tuned("fedavgm", "serial", clip=1e-3, normalise=True), 1)[0][0][1]
-    for path, slope in plain.items():
-        close(found["hypergradient"][path], np.sign(slope) * 1e-3 / math.sqrt(3))
+    limits = {"clip": 1e-3, "normalise": True}
+    algorithm = fg.self_tuning(fg.fed_sgd(loss), "server", schedule="serial", **limits)
+    (_, metrics), *_ = run(algorithm, 1)[0]
+    g = by_hand.slope(START - 0.1 * by_hand.slope(START, together(TRAIN)), together(FRESH))
+    expected = -1e-3 * np.sign(g @ by_hand.slope(START, together(TRAIN)))
+    close(metrics["hypergradient"]["server.learning_rate"], expected)
 
 
 # ---- the guard
@@ -552,30 +563,30 @@ GUARDED = {
 
 
 @pytest.mark.parametrize("schedule", GUARDED)
-# It diverges; the loss is infinite after the first round; the model is.
-@pytest.mark.parametrize("start", [100.0, 1e9, 1e308])
+# It diverges; the loss is infinite after the first round; the model (in float32) is.
+@pytest.mark.parametrize("start", [100.0, 1e9, 1e39])
 def test_a_server_rate_that_diverges_is_halved_until_it_does_not(schedule, start):
     algorithm = GUARDED[schedule]
     hyper = fg.hyper.replace(algorithm.hyper, {"server.learning_rate": start})
+    params = jax.tree.map(lambda leaf: leaf.astype("float32"), as_params(START))
     rounds = 40 + math.ceil(math.log2(start)) * (1 if schedule == "serial" else 2)
-    seen, last = run(algorithm, rounds, hyper)
+    seen, last = run(algorithm, rounds, hyper, params=params)
     rejected = np.array([metrics["rejected"] for _, metrics in seen])
     values = np.array([metrics["hyper"]["server.learning_rate"] for _, metrics in seen])
+    losses = np.array([metrics["gradient_loss"] for _, metrics in seen])
+    models = np.array([as_vector(state.params) for state, _ in seen])
     assert rejected.dtype.kind == "i" and rejected.sum() == int(last.rejected) > 0
     assert values[0] == start
-    for t in range(rounds - 1):
-        close(values[t + 1], values[t] / 2 if rejected[t] else values[t])
+    close(values[1:], np.where(rejected, values / 2, values)[:-1])
     assert not rejected[-10:].any(), "it trains in the end"
     assert by_hand.value(as_vector(last.params), together(FRESH)) < 20
-    for (state, _), (new, _), r in zip(seen, seen[1:], rejected, strict=False):
-        if r and schedule == "serial":  # nothing is left of a round that was undone
-            for part in ("inner", "optimizer"):
-                jax.tree.map(
-                    np.testing.assert_array_equal, *(getattr(s, part) for s in (state, new))
-                )
-        if r and schedule == "parallel":  # it goes back to a model whose loss was good
-            before = [as_vector(s.params) for s, m in seen if np.isfinite(m["gradient_loss"])]
-            assert any((as_vector(new.params) == x).all() for x in before)
+    for t in np.flatnonzero(rejected[:-1]):
+        (state, _), (new, _) = seen[t], seen[t + 1]
+        jax.tree.map(np.testing.assert_array_equal, state.optimizer, new.optimizer)
+        if schedule == "serial":  # nothing is left of a round that was undone
+            jax.tree.map(np.testing.assert_array_equal, state.inner, new.inner)
+        else:  # it goes back to a model whose loss was good
+            assert (models[t + 1] == models[losses < 20]).all(axis=1).any()
             assert not any(np.any(leaf) for leaf in jax.tree.leaves(new.sensitivity))
 
 
@@ -602,9 +613,8 @@ def test_a_hypergradient_that_is_not_finite_is_left_out():
     )
 
     def cohort(chosen, scale):
-        return fg.cohort(
-            [{**CLIENTS[i], "scale": np.full(9, scale)[: len(CLIENTS[i]["y"])]} for i in chosen]
-        )
+        clients = [CLIENTS[i] for i in chosen]
+        return fg.cohort([{**c, "scale": np.full(len(c["y"]), scale)} for c in clients])
 
     for bad in (math.nan, math.inf, -math.inf, 1.0):
         first = algorithm.init(as_params(START))
@@ -618,15 +628,6 @@ def test_a_hypergradient_that_is_not_finite_is_left_out():
         if bad != 1.0:
             jax.tree.map(np.testing.assert_array_equal, state.optimizer, first.optimizer)
         close(as_vector(state.params), START - 0.5 * by_hand.slope(START, together(TRAIN)))
-
-
-def test_losses_may_be_negative():
-    """The guard compares with the size of the first loss, whatever its sign."""
-    algorithm = fg.self_tuning(
-        fg.fed_sgd(lambda p, b: loss(p, b) - 5, 0.5, batch_size=BATCH), "server.learning_rate"
-    )
-    _, last = run(algorithm, 3)
-    assert int(last.rejected) == 0
 
 
 def test_what_has_run_away():
@@ -660,29 +661,25 @@ def test_without_a_guard_nothing_is_kept_back():
 
 
 def test_rounds_are_compiled_once():
-    for schedule in ("serial", "parallel"):
-        traces = []
+    traces = []
 
-        def counted(params, batch, traces=traces):
-            traces.append(None)
-            return loss(params, batch)
+    def counted(params, batch):
+        traces.append(None)
+        return loss(params, batch)
 
-        algorithm = fg.self_tuning(
-            fg.fed_avgm(counted, **ORDERED),
-            "server",
-            schedule=schedule,
-            optimizer=optax.adam(0.01),
-        )
-        params = {"b": 0.1, "w": jnp.asarray(START[1:], jnp.bfloat16)}
-        state = first = algorithm.init(params)
-        for t in range(4):
-            key = jax.random.key(t)
-            cohorts = POPULATION.sample(key, 3), key, POPULATION.sample(key, 2)
-            state, _ = algorithm.round(state, algorithm.hyper, *cohorts)
-            assert jax.tree.map(jnp.result_type, state) == jax.tree.map(jnp.result_type, first)
-            if t == 0:
-                once = len(traces)
-        assert len(traces) == once
+    algorithm = fg.self_tuning(
+        fg.fed_avgm(counted, **ORDERED), "server", optimizer=optax.adam(0.01), clip=1.0
+    )
+    # A Python number, and a dtype that derivatives by float64 do not have.
+    state = first = algorithm.init({"b": 0.1, "w": jnp.asarray(START[1:], jnp.bfloat16)})
+    for t in range(4):
+        key = jax.random.key(t)
+        cohorts = POPULATION.sample(key, 3), key, POPULATION.sample(key, 2)
+        state, _ = algorithm.round(state, algorithm.hyper, *cohorts)
+        assert jax.tree.map(jnp.result_type, state) == jax.tree.map(jnp.result_type, first)
+        if t == 0:
+            once = len(traces)
+    assert len(traces) == once
 
 
 def test_a_random_loss_can_be_tuned():

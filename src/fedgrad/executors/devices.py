@@ -17,10 +17,15 @@ Array = jax.Array
 
 @dataclass(frozen=True)
 class Devices:
-    """The axis of a mesh that clients are spread over. Other axes repeat the same work."""
+    """The axis of a mesh that clients are spread over. Other axes repeat the same work.
+
+    `resident`: values live on these devices, those of clients split and those of the server whole
+    on each. Otherwise the devices only share the work, and JAX decides where values are.
+    """
 
     mesh: jax.sharding.Mesh
     axis: str
+    resident: bool = False
 
     @property
     def count(self) -> int:
@@ -52,11 +57,6 @@ class Devices:
     def whole(self) -> jax.sharding.NamedSharding:
         """Where a server value is: everywhere."""
         return jax.sharding.NamedSharding(self.mesh, jax.P())
-
-    def settle(self, x: Any, client: bool) -> Any:
-        """A result where it belongs. Rows that cannot be split evenly are everywhere."""
-        even = client and x.shape[0] % self.count == 0
-        return jax.lax.with_sharding_constraint(x, self.split if even else self.whole)
 
     def total(self, fun: Callable[..., Any], *args: Any, split: tuple[bool, ...]) -> Any:
         """`fun` on every device, with its share of the arguments that are split and all of the

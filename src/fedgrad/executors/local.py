@@ -16,7 +16,7 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.core.program import Program
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.placing import placed
-from fedgrad.executors.vectorised import Setting, compile_program
+from fedgrad.executors.vectorised import compile_program
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Local:
         """The program as a function of its arguments by name."""
         chosen = jax.local_devices()[: self.devices]
         devices = Devices(jax.sharding.Mesh(chosen, ("devices",)), "devices")
-        run = compile_program(program, Setting(self.chunk, devices if len(chosen) > 1 else None))
+        run = compile_program(program, self.chunk, devices if len(chosen) > 1 else None)
         if len(chosen) == len(jax.local_devices()):
             return run
         return lambda arguments: run(placed(program, devices, arguments))

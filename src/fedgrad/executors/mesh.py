@@ -18,7 +18,7 @@ from fedgrad.executors import sharded
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.local import require_positive
 from fedgrad.executors.placing import placed
-from fedgrad.executors.vectorised import Setting, compile_program
+from fedgrad.executors.vectorised import compile_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +53,15 @@ class Mesh:
     def devices(self) -> Devices:
         """The devices that clients are spread over."""
         if self.mesh is None:
-            return Devices(jax.sharding.Mesh(jax.devices(), (self.axis,)), self.axis)
-        # With axes of JAX's kind "explicit", types would say what is split, and reject our loops.
-        plain = jax.sharding.Mesh(self.mesh.devices, self.mesh.axis_names)
-        return Devices(plain, self.axis)
+            mesh = jax.sharding.Mesh(jax.devices(), (self.axis,))
+        else:  # without JAX's "explicit" axes, whose types say what is split and reject our loops
+            mesh = jax.sharding.Mesh(self.mesh.devices, self.mesh.axis_names)
+        return Devices(mesh, self.axis, resident=True)
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
         """The program as a function of its arguments by name."""
         devices = self.devices
-        run = compile_program(program, Setting(self.chunk, devices, resident=True))
+        run = compile_program(program, self.chunk, devices)
         return lambda arguments: run(placed(program, devices, arguments))
 
     def shard(self, own: Any) -> Any:

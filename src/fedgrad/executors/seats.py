@@ -36,21 +36,32 @@ class Seats:
         if self.stay and self.devices is not None:
             return self.devices.own_rows(lambda x, order: x[order], x, self.client)
         if self.client is not None:
-            return self.spread(x[self.client])
+            return self.spread(whole(x, self.devices)[self.client])
         if self.count != self.clients:
-            return self.spread(x[jnp.minimum(jnp.arange(self.count), self.clients - 1)])
+            last = jnp.minimum(jnp.arange(self.count), self.clients - 1)
+            return self.spread(whole(x, self.devices)[last])
         return x
 
     def as_came(self, x: Any) -> Any:
         """A value of all seats, one row for each client, in the order in which they came."""
         if self.stay and self.devices is not None:
             return self.devices.own_rows(lambda x, order: x[jnp.argsort(order)], x, self.client)
-        if self.client is None:
-            return x[: self.clients]
-        client = self.client
-        if self.taken is not None:
-            client = jnp.where(self.taken, client, self.clients)
-        return x[jnp.argsort(client)[: self.clients]]
+        if self.client is not None:
+            client = self.client
+            if self.taken is not None:
+                client = jnp.where(self.taken, client, self.clients)
+            return whole(x, self.devices)[jnp.argsort(client)[: self.clients]]
+        if self.count != self.clients:
+            return whole(x, self.devices)[: self.clients]
+        return x
+
+    def result(self, x: Any) -> Any:
+        """A value of all seats as the caller gets it. Rows that cannot be split evenly are
+        everywhere."""
+        x = self.as_came(x)
+        if self.devices is None or not self.devices.resident:
+            return x
+        return self.spread(x) if self.clients % self.devices.count == 0 else whole(x, self.devices)
 
     def spread(self, x: Any) -> Any:
         """A value with one row for each seat, put where the seats are."""
@@ -75,6 +86,14 @@ class Seats:
         return jax.tree.map(seated, argument, is_leaf=lambda x: isinstance(x, Cohort))
 
 
+def whole(x: Any, devices: Devices | None) -> Any:
+    """A value on every device, if that is where values live. So are those of which rows are picked:
+    otherwise XLA may pick them by an all-reduce."""
+    if devices is None or not devices.resident:
+        return x
+    return jax.lax.with_sharding_constraint(x, devices.whole)
+
+
 def dealt(clients: int, sizes: Array | None, devices: Devices | None, may_move: bool) -> Seats:
     """The seats of so many clients; `sizes` are their numbers of examples if these differ.
     `may_move`: they may be on other devices than they came on."""
@@ -93,8 +112,10 @@ def dealt(clients: int, sizes: Array | None, devices: Devices | None, may_move: 
     return Seats(clients, count, devices, by_size[jnp.minimum(card, clients - 1)], taken)
 
 
-def at_home(arguments: list[Any], devices: Devices) -> Seats | None:
+def at_home(arguments: list[Any], devices: Devices | None) -> Seats | None:
     """The seats of clients who sit where their examples are; None if these are everywhere."""
+    if devices is None or not devices.resident:
+        return None
     parts = jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Cohort))
     cohorts = [part for part in parts if isinstance(part, Cohort)]
     home = next((c for c in cohorts if isinstance(c, ShardedCohort)), None)

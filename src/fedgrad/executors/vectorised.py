@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from fedgrad.executors.convolutions import default_rules
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.loops import early_exit, ends_early
 from fedgrad.executors.rewrite import Rules, evaluate
-from fedgrad.executors.seats import Seats, at_home, dealt
+from fedgrad.executors.seats import Seats, at_home, dealt, whole
 from fedgrad.executors.sharded import on_one_device
 from fedgrad.executors.slices import one_by_one
 from fedgrad.executors.walk import Env, Walk
@@ -28,25 +27,15 @@ from fedgrad.plan.plan import Plan, make_plan
 from fedgrad.plan.stages import Exchange, Loop
 
 
-@dataclass(frozen=True)
-class Setting:
-    """How many clients run at a time, and on which devices (None: one, which JAX chooses).
-
-    `resident`: values live on these devices, client values split and server values on all of them.
-    Otherwise the devices only share the work, and JAX decides where values are.
-    """
-
-    chunk: int | None = None
-    devices: Devices | None = None
-    resident: bool = False
-
-
-def compile_program(program: Program, setting: Setting) -> Callable[[dict[str, Any]], Any]:
-    """The program as a function of its arguments by name."""
+def compile_program(
+    program: Program, chunk: int | None, devices: Devices | None
+) -> Callable[[dict[str, Any]], Any]:
+    """The program as a function of its arguments by name. `chunk`: how many clients run at a time;
+    `devices`: on which they are spread, if on several."""
     names = tuple(program.signature.parameters)
 
     def run(*values: Any) -> Any:
-        return _run(program, setting, dict(zip(names, values, strict=True)))
+        return _run(program, chunk, devices, dict(zip(names, values, strict=True)))
 
     run.__name__ = program.name
     compiled = jax.jit(run)
@@ -62,31 +51,31 @@ def compile_program(program: Program, setting: Setting) -> Callable[[dict[str, A
     return call
 
 
-def _run(program: Program, setting: Setting, arguments: dict[str, Any]) -> Any:
-    resident, devices = setting.resident, setting.devices
+def _run(
+    program: Program, chunk: int | None, devices: Devices | None, arguments: dict[str, Any]
+) -> Any:
+    resident = devices is not None and devices.resident
     seen = {name: on_one_device(a) for name, a in arguments.items()} if resident else arguments
     args = read_arguments(program, seen)
-    plan = make_plan(program, args, recompute=setting.chunk is not None)
+    plan = make_plan(program, args, recompute=chunk is not None)
     if not resident and max(args.clients.values(), default=1) == 1:
         devices = None  # a client alone is faster with all cores
     seats = {}
     for placement, n in args.clients.items():
         mine = [arguments[name] for name, at in program.placements.items() if at.name == placement]
-        home = at_home(mine, devices) if resident and devices is not None else None
         may_move = not resident or _is_light(placement, args, plan)
+        home = at_home(mine, devices)
         seats[placement] = home or dealt(n, args.sizes.get(placement), devices, may_move)
     # The same arguments, with one row for each seat instead of one for each client.
     seated = dict(arguments)
     for name, at in program.placements.items():
         seated[name] = seats[at.name].argument(arguments[name])
     args = read_arguments(program, seated)
-    outputs = _Vectorised(args, seats, devices, setting.chunk).run(plan.steps, args.leaves)
-    results = []
-    for value, x in zip(plan.steps.outputs, outputs, strict=True):
-        x = seats[value.at].as_came(x) if is_client(value.at) else x
-        if devices is not None and resident:
-            x = devices.settle(x, is_client(value.at))
-        results.append(x)
+    outputs = _Vectorised(args, seats, devices, chunk).run(plan.steps, args.leaves)
+    results = [
+        seats[value.at].result(x) if is_client(value.at) else whole(x, devices)
+        for value, x in zip(plan.steps.outputs, outputs, strict=True)
+    ]
     if plan.opened:
         results = _only_by_fedgrad(results, program.name, plan.opened)
     return jax.tree.unflatten(plan.outputs, results)

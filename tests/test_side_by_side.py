@@ -1,0 +1,118 @@
+"""Trials side by side are the trials one by one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedgrad as fg
+from by_hand import POPULATION, START, as_params, loss
+
+EXECUTORS = {
+    "local": fg.executors.local(),
+    "reference": fg.executors.reference(),
+    "chunk2": fg.executors.local(chunk=2),
+}
+ORDERED = {"batch_size": 10, "shuffle": False}
+ADAPTIVE = fg.fed_opt(
+    loss,
+    server=fg.optimizer(optax.adam, learning_rate=0.1, b1=0.9),
+    client=fg.optimizer(optax.sgd, learning_rate=0.3),
+    weighting="power",
+    **ORDERED,
+)
+AVGM = fg.fed_avgm(loss, 0.3, 0.7, 0.8, **ORDERED)
+TABLE = {
+    # algorithm, executor, what differs between the trials
+    "plain": (
+        ADAPTIVE,
+        "local",
+        {"server.b1": [0.5, 0.9, 0.0], "weight_exponent": [0.0, 1.0, -1.0]},
+    ),
+    "in chunks": (AVGM, "chunk2", {"client.learning_rate": [0.1, 0.5]}),
+    "by definition": (AVGM, "reference", {"server.momentum": [0.1, 0.5]}),
+    "parallel": (
+        fg.self_tuning(AVGM, "server", optax.adam(0.05), parametrisation="log"),
+        "local",
+        {"server.learning_rate": [0.2, 1e30, 1.0], "client.learning_rate": [0.1, 0.3, 0.5]},
+    ),
+    "serial": (
+        fg.self_tuning(AVGM, "server.momentum", schedule="serial", gradient_from="same"),
+        "local",
+        # One that is learned and one that is not.
+        {"server.momentum": [0.5, 0.9], "client.learning_rate": [0.1, 0.5]},
+    ),
+}
+
+
+def run(algorithm, executor, hyper):
+    state, metrics = algorithm.init(as_params(START), hyper), []
+    round = algorithm.round.on(EXECUTORS[executor])
+    for t in range(2 if executor == "reference" else 4):
+        key = jax.random.key(t)
+        more = {name: POPULATION.sample(key, 2) for name in algorithm.cohorts}
+        state, found = round(state, hyper, POPULATION.sample(key, 3), key, **more)
+        metrics.append(found)
+    return state, metrics
+
+
+@pytest.mark.parametrize("algorithm, executor, values", TABLE.values(), ids=TABLE)
+def test_trials_are_those_run_one_by_one(algorithm, executor, values):
+    stacked = fg.hyper.replace(algorithm.hyper, {p: jnp.array(v) for p, v in values.items()})
+    together = fg.side_by_side(algorithm, stacked)
+    assert together.cohorts == algorithm.cohorts
+    found = run(together, executor, stacked)
+    for i in range(len(next(iter(values.values())))):
+        hyper = fg.hyper.replace(algorithm.hyper, {path: v[i] for path, v in values.items()})
+        alone = run(algorithm, executor, hyper)
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-9, atol=1e-12),
+            found,
+            alone,
+        )
+    if "server.learning_rate" in values:  # the guard refuses rounds of one trial, not of all
+        assert np.asarray(found[0].rejected).tolist()[0] == 0 < found[0].rejected[1]
+
+
+def test_defaults_and_program():
+    """The stacked hyperparameters are the defaults; it is a program as any other."""
+    stacked = fg.hyper.replace(AVGM.hyper, {"server.momentum": jnp.linspace(0, 0.9, 5)})
+    together = fg.side_by_side(AVGM, stacked)
+    state = together.init(as_params(START))
+    assert state.params["w"].shape == (5, 2)
+    arguments = POPULATION.select([0, 1]), jax.random.key(0)
+    plan = fg.plan(together.round, state, together.hyper, *arguments)
+    alone = fg.plan(AVGM.round, AVGM.init(as_params(START)), AVGM.hyper, *arguments)
+    assert plan.rounds == alone.rounds == 1
+    # Every trial sends its own model and update; what they share is sent once.
+    n, (down, up) = 3, plan.scalars
+    assert (down, up) == (5 * n + 1, 5 * n + 5 + 1)  # models, rate; updates, losses, weight
+    assert alone.scalars == (n + 1, n + 2)
+
+
+def test_trials_are_compiled_together_and_once():
+    traces = []
+
+    def counted(params, batch):
+        traces.append(None)
+        return loss(params, batch)
+
+    algorithm = fg.fed_sgd(counted, batch_size=10)
+    stacked = {"server": {"learning_rate": jnp.linspace(0.1, 1.0, 4)}, "client": {}}
+    together = fg.side_by_side(algorithm, stacked)
+    state = together.init(as_params(START))
+    for t in range(3):
+        key = jax.random.key(t)
+        state, metrics = together.round(state, stacked, POPULATION.sample(key, 2), key)
+        if t == 0:
+            once = len(traces)
+    assert len(traces) == once and metrics["loss"].shape == (4,)
+
+
+def test_mistakes():
+    with pytest.raises(fg.ArgumentError, match="Stack at least one"):
+        fg.side_by_side(AVGM).init(as_params(START))
+    values = {"server.momentum": jnp.zeros(2), "server.learning_rate": jnp.ones(3)}
+    with pytest.raises(fg.ArgumentError, match=r"lengths \[2, 3\]"):
+        fg.side_by_side(AVGM, fg.hyper.replace(AVGM.hyper, values)).init(as_params(START))
