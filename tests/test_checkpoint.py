@@ -458,18 +458,21 @@ def contents(folder):
         return {n: file[n] if n == "checkpoint.json" else file[n].tobytes() for n in names}
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_killed_run_goes_on_bit_by_bit(devices, tmp_path):
+ENDS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}  # the process's exit code
+
+
+@pytest.mark.parametrize(
+    ("devices", "signals"), [(1, [signal.SIGKILL, signal.SIGINT]), (2, [signal.SIGKILL])]
+)
+def test_a_killed_run_goes_on_bit_by_bit(devices, signals, tmp_path):
     straight = start(tmp_path / "straight", 40, devices)
-    killed = start(tmp_path / "killed", 40, devices)
-    wait_for_round(killed, tmp_path / "killed", 9)
-    killed.send_signal(signal.SIGKILL)
-    assert finish(killed)[0] == -signal.SIGKILL
-    interrupted = start(tmp_path / "killed", 40, devices)
-    wait_for_round(interrupted, tmp_path / "killed", 21)
-    interrupted.send_signal(signal.SIGINT)
-    code, out, err = finish(interrupted)
-    assert code == 130 and re.search(r"interrupted: Round \d+ is saved", out), err
+    for number, after in zip(signals, (9, 21), strict=False):
+        victim = start(tmp_path / "killed", 40, devices)
+        wait_for_round(victim, tmp_path / "killed", after)
+        victim.send_signal(number)
+        code, out, err = finish(victim)
+        assert code == ENDS[number], err
+        assert number != signal.SIGINT or re.search(r"interrupted: Round \d+ is saved", out)
     for process in (start(tmp_path / "killed", 40, devices), straight):
         code, _, err = finish(process)
         assert code == 0, err

@@ -367,6 +367,29 @@ def test_over_selection_takes_no_more_than_it_wants():
     np.testing.assert_allclose(found, Z[jnp.array(taken)].mean(0))
 
 
+def test_state_of_the_clients_that_were_first_goes_with_the_cohort_they_came_from():
+    executor = flower(InProcess.of([{"z": z[None]} for z in np.asarray(Z)]), over_select=2.0)
+    cohort = executor.population("z").sample(jax.random.key(0), 2)
+
+    @fg.program(data=fg.CLIENTS)
+    def begin(data):
+        z = data.batch(0, 1)[0][0]
+        return fg.sum(z), z * 2
+
+    @fg.program(data=fg.CLIENTS, state=fg.CLIENTS)
+    def go_on(data, state):
+        return fg.sum(data.batch(0, 1)[0][0]), fg.sum(state)
+
+    first, state = begin.on(executor)(cohort)
+    again, double = go_on.on(executor)(cohort, state)
+    assert_same(again, first)  # the same clients, though others may be faster now
+    assert_same(double, 2 * first)
+    rest = [client for client in cohort.count.clients if client not in state.clients]
+    other = executor.population("z").select(rest)
+    with pytest.raises(CohortMismatch, match="on different clients"):
+        go_on.on(executor)(other, state)
+
+
 def test_over_selection_with_too_few_answers():
     transport = faulty(FAULTS["error"][0], which=[0, 1, 2])
     executor = flower(transport, over_select=4.0)

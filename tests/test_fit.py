@@ -91,11 +91,16 @@ def test_any_executor():
 
 def test_the_library_s_algorithms_learn():
     fixed, learned = (train(a, rounds=8) for a in (PLAIN, TUNED))
-    assert fixed.history["loss"][-1] < fixed.history["loss"][0] / 2
+    before, after = (_everyones_loss(params) for params in (FIRST, fixed.params))
+    assert after < before / 2
     rates = learned.history["hyper.server.learning_rate"]
     assert rates[0] == 1 and rates[-1] != 1
     assert learned.hyper["server"] == {"learning_rate": rates[-1], "momentum": 0.9}
     assert fixed.hyper == PLAIN.hyper
+
+
+def _everyones_loss(params):
+    return np.mean(np.concatenate([mean_square(params, client) for client in POINTS]))
 
 
 def test_nothing_is_traced_or_compiled_again():
@@ -161,6 +166,15 @@ def test_cohorts_are_drawn_uniformly():
     chosen = np.bincount(np.concatenate(cohorts(1200)), minlength=12)
     expected, deviation = 1200 * 5 / 12, np.sqrt(1200 * 5 / 12 * 7 / 12)
     assert np.all(np.abs(chosen - expected) < 4 * deviation)
+
+
+def test_whoever_wants_fewer_clients_gets_the_first_ones():
+    everyone = [sampling.positions((1, 2), round, "cohort", 9, 9) for round in range(1, 30)]
+    for round, order in enumerate(everyone, 1):
+        assert sorted(order) == list(range(9))
+        for size in range(1, 9):
+            found = sampling.positions((1, 2), round, "cohort", 9, size)
+            assert found.tolist() == order[:size].tolist()
 
 
 def test_fixed_and_learned_runs_share_their_clients():
@@ -374,6 +388,23 @@ def test_callbacks_see_every_round_and_may_stop_it():
     assert np.array_equal(result.params["w"], straight.params["w"])
     assert result.rounds == 4 and result.stopped == "watch asked for it"
     assert result.history.rounds("eval.w").tolist() == [3, 4]
+
+
+def test_clients_are_not_asked_in_vain():
+    """Where results are there at once, as from a federation, no round is started too early."""
+
+    class Counted(Sampled):
+        asked = 0
+
+        def sample(self, key, size):
+            self.asked += 1
+            return super().sample(key, size)
+
+    clients = Counted()
+    stop = lambda round, state, metrics: round == 2
+    reference = fg.executors.reference()
+    result = train(clients=clients, rounds=9, executor=reference, callbacks=[stop])
+    assert result.rounds == clients.asked == 2
 
 
 def test_callbacks_are_closed_also_after_an_error():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from sections import compiling, derivatives, fit, memory, mesh, rounds, scaling
+from sections import compiling, derivatives, fit, memory, mesh, rounds, scaling, tuning
 
 
 class Section(Protocol):
@@ -30,6 +30,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "ragged": ("FedAvg on a ragged cohort", rounds.RAGGED),
     "cnn": ("FedAvg on the EMNIST CNN", rounds.CNN),
     "fit": ("Training through fit", fit),
+    "tuning": ("The cost of self-tuning", tuning),
     "derivatives": ("The cost of a derivative", derivatives),
     "memory": ("Memory of a derivative", memory),
     "scaling": ("From 50 to 50,000 clients", scaling),

@@ -1,6 +1,6 @@
 """Federated automatic differentiation on JAX."""
 
-from fedgrad import executors, tasks
+from fedgrad import executors, federation, tasks
 from fedgrad.ad.explain import explain
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.transforms import grad, jacobian, jvp, value_and_grad, vjp

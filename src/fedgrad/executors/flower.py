@@ -164,7 +164,8 @@ class Flower:
                 new = list(handle.clients)
                 group = groups.setdefault(placement.name, Group(new, handle.wanted))
                 common = [client for client in group.clients if client in new]
-                if not self.terms.drop and not len(common) == len(group.clients) == len(new):
+                needed = max(group.needed, len(handle))
+                if len(common) < needed and not self.terms.drop:
                     raise CohortMismatch.here(
                         f"{program.name}: arguments at {placement.name} are on different clients, "
                         f"{group.clients} and {new}. Give all of them the same clients; with "

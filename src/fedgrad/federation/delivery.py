@@ -79,6 +79,12 @@ class Delivery:
         judged: set[int] = set()
 
         def judge(replies: dict[int, Envelope]) -> None:
+            refusing = [client[node] for node, r in replies.items() if r.kind == "refused"]
+            if refusing:
+                site, reason = min(refusing), replies[self.nodes[min(refusing)]].reason
+                raise Refused.here(
+                    f"{self.report.program}: the site of client {site} refuses: {reason}."
+                )
             for node, reply in replies.items():
                 if node not in judged:
                     judged.add(node)
@@ -131,10 +137,6 @@ class Delivery:
         if reply.kind == "unknown":
             return
         if reply.kind != "ok":
-            if reply.kind == "refused":
-                raise Refused.here(
-                    f"{self.report.program}: the site of client {client} refuses: {reply.reason}."
-                )
             self.bad[client] = reply.reason or f"replied with {reply.kind!r}"
             if reply.meta.get("lost"):
                 self.lost.add(client)

@@ -1,7 +1,7 @@
 """The rounds of a run, one after another.
 
-Devices are kept busy: a round is started before the results of the last ones are looked at, so
-that recording, showing and saving happen while the next rounds are computed.
+Devices are kept busy: a round is started before the results of the last ones are there, so that
+recording, showing and saving happen while the next rounds are computed.
 """
 
 import time
@@ -16,13 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, caller
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.progress import Display
 from fedgrad.training.stopping import Stop
 
-AHEAD = 2  # rounds that are started before the results of one are awaited
+# Rounds that are started before the results of one are awaited. Without a limit, XLA can block
+# itself on several CPU devices, when more than about 30 programs with collectives wait in line.
+AHEAD = 2
 
 # (round, state, metrics) -> whether to stop
 Callback = Callable[[int, Any, dict[str, Any]], Any]
@@ -86,9 +88,11 @@ class Loop:
                 metrics = {**metrics, "eval": self.evaluate(state.params)}
             _send_home(metrics)
             started.append((round, state, metrics))
-            # If it stops, the rounds that were started too early are forgotten.
-            if len(started) > AHEAD and self._settle(*started.popleft()):
-                return
+            # If it stops, rounds that were started too early are forgotten. On a real federation
+            # there are none: its results are there when a round returns.
+            while started and (len(started) > AHEAD or _is_ready(started[0][2])):
+                if self._settle(*started.popleft()):
+                    return
         while started and not self._settle(*started.popleft()):
             pass
 
@@ -144,8 +148,8 @@ class Loop:
             f" in {bad} of {np.size(metrics['loss'])} trials" if np.ndim(metrics["loss"]) else ""
         )
         warnings.warn(
-            f"The loss of round {round} is not finite{trials}. A smaller learning rate may help; "
-            "stop=fg.non_finite() ends such a run.",
+            f"{caller()}: The loss of round {round} is not finite{trials}. A smaller learning "
+            "rate may help; stop=fg.non_finite() ends such a run.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -153,6 +157,10 @@ class Loop:
 
 def _named(functions: Sequence[Callable[..., Any]]) -> list[tuple[str, Callable[..., Any]]]:
     return [(getattr(f, "__name__", type(f).__name__), f) for f in functions]
+
+
+def _is_ready(metrics: Any) -> bool:
+    return all(x.is_ready() for x in jax.tree.leaves(metrics) if hasattr(x, "is_ready"))
 
 
 def _send_home(metrics: Any) -> None:

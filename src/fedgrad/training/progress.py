@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -39,7 +40,7 @@ def display(progress: bool | Console, first: int, rounds: int, clients: int) -> 
 
     It goes to the error stream, so that what a script prints stays what it prints.
     """
-    if progress is False:
+    if progress is False or jax.process_index() > 0:  # one of several processes is enough
         return Silent()
     console = progress if isinstance(progress, Console) else Console(stderr=True)
     pace = Pace(first, rounds, clients)
