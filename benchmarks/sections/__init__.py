@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from sections import compiling, derivatives, fit, memory, mesh, rounds, scaling, tuning
+from sections import compiling, derivatives, fit, flower, memory, mesh, rounds, scaling, tuning
 
 
 class Section(Protocol):
@@ -35,5 +35,6 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "memory": ("Memory of a derivative", memory),
     "scaling": ("From 50 to 50,000 clients", scaling),
     "mesh": ("One and two devices", mesh),
+    "flower": ("Rounds on a real federation", flower),
     "compile": ("Time to compile", compiling),
 }

@@ -1,8 +1,8 @@
 """What self-tuning costs: a self-tuned round against hand-written JAX, and trials side by side.
 
 The workload is `ragged` (1,000 clients of 50 to 1,000 examples, cohorts of 50, softmax regression
-60 x 10, one epoch in batches of 10), on one device. By hand, a round of FedAvgM and one pass for the
-gradient of the loss of another cohort are one jit; the client's learning rate goes by `jax.jvp`.
+60 x 10, one epoch in batches of 10), on one device. By hand, a round of FedAvgM and one pass for
+the gradient of the loss of another cohort are one jit; the client's learning rate goes by `jax.jvp`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ByHand:
         return self.offset[order].astype(np.int32), self.count[order].astype(np.int32)
 
     def rows(self, offset: jax.Array, start: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-        """A batch of each client of a block: slices stacked, which a CPU does faster than gather."""
+        """A batch of each client of a block: slices, which a CPU does faster than a gather."""
         cut = [
             jnp.stack([lax.dynamic_slice_in_dim(a, o + start, size) for o in offset])
             for a in (self.x, self.y)
