@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import functools
-import gc
 import json
 import os
 import subprocess
@@ -85,7 +84,6 @@ def federation(case: Case):
 
 def kept(transport):
     """What nodes keep of earlier messages."""
-    gc.collect()
     found = [list(node.memory.entries) for node in transport.handlers.values()]
     return [name for names in found for name in names if name.startswith(KEPT)]
 

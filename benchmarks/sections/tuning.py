@@ -2,7 +2,8 @@
 
 The workload is `ragged` (1,000 clients of 50 to 1,000 examples, cohorts of 50, softmax regression
 60 x 10, one epoch in batches of 10), on one device. By hand, a round of FedAvgM and one pass for
-the gradient of the loss of another cohort are one jit; the client's learning rate goes by `jax.jvp`.
+the gradient of the loss of another cohort are one jit; the client's learning rate goes by
+`jax.jvp`.
 """
 
 from __future__ import annotations
