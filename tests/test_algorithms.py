@@ -198,7 +198,7 @@ TABLE = {
 # What is done by clients, and not only by the server, is done on every executor.
 CASES = [(name, "local") for name in TABLE] + [
     (name, executor)
-    for name in ("fedavgm", "fedexp", "fedsgd", "perfedavg")
+    for name in ("fedavgm", "fedsgd", "perfedavg")
     for executor in ("reference", "chunk2")
 ]
 
@@ -210,9 +210,10 @@ def test_every_algorithm_is_in_the_table():
 @pytest.mark.parametrize("name, executor", CASES)
 def test_formula(name, executor):
     row = TABLE[name]
-    models, metrics = run(row.algorithm, EXECUTORS[executor])
+    cohorts = COHORTS[:2] if executor == "reference" else COHORTS
+    models, metrics = run(row.algorithm, EXECUTORS[executor], cohorts)
     x, memory = START, {}
-    for chosen, model, found in zip(COHORTS, models, metrics, strict=True):
+    for chosen, model, found in zip(cohorts, models, metrics, strict=True):
         clients = [CLIENTS[i] for i in chosen]
         if row.whole:
             pairs = [(by_hand.slope(x, c), by_hand.value(x, c)) for c in clients]

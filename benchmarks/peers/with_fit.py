@@ -34,7 +34,7 @@ def build(
 ) -> Round:
     """A round of `ragged` or `cnn`."""
     jax.config.update("jax_num_cpu_devices", devices)
-    loop.AHEAD = 0
+    loop.AHEAD = 0, 0
     sampling.positions = lambda words, i, *_: cohort(workload, i - 1).astype(np.int32)
     trained = make_algorithm(workload, algorithm, tuned)
     everyone = make_population(workload, tuned)

@@ -77,10 +77,13 @@ def measure(devices: int, rounds: int, repetitions: int) -> dict[str, Any]:
         for i, d in enumerate(drawn, 1):
             state, metrics = algorithm.round(state, hyper, d.cohorts["cohort"], d.key)
             started.append(metrics)
-            if len(started) > loop.AHEAD:
-                jax.block_until_ready(started.pop(0))
-                clock(i - loop.AHEAD, state, metrics)
-        jax.block_until_ready((state, started))
+            if len(started) > loop.AHEAD[1]:
+                half = len(started) // 2 + 1
+                jax.block_until_ready(started[:half])
+                del started[:half]
+                clock(i - len(started), state, metrics)
+        jax.block_until_ready(state)
+        clock(rounds, state, None)
         return clock
 
     def fit(**more: Any) -> Clock:
@@ -126,8 +129,8 @@ class Clock:
         return self._mean(1, rounds)
 
     def _mean(self, which: int, rounds: int) -> float:
-        first, last = FIRST, rounds - loop.AHEAD
-        return (self.times[last][which] - self.times[first][which]) / (last - first)
+        first = min(i for i in self.times if i >= FIRST)
+        return (self.times[rounds][which] - self.times[first][which]) / (rounds - first)
 
 
 def report(data: dict[str, Any]) -> str:

@@ -89,7 +89,8 @@ def self_tuning(
         raise ArgumentError.here(
             f"There is no schedule {schedule!r}." + nearest(str(schedule), list(steps))
         )
-    if not isinstance(gradient_from, Population) and gradient_from not in ("fresh", "same"):
+    other = None if isinstance(gradient_from, str) else gradient_from
+    if gradient_from not in ("fresh", "same") if other is None else not hasattr(other, "sample"):
         raise ArgumentError.here(
             f'gradient_from= takes "fresh", "same" or a population, got {gradient_from!r}.'
         )
@@ -184,7 +185,6 @@ def self_tuning(
     fun = same_round if same else fresh_round
     fun.__name__ = f"self_tuning({algorithm.round.name})"
     gradient = {} if same else {"gradient_cohort": GRADIENT}
-    other = gradient_from if isinstance(gradient_from, Population) else None
     return replace(
         algorithm,
         init=init,

@@ -4,6 +4,7 @@ Devices are kept busy: a round is started before the results of the last ones ar
 recording, showing and saving happen while the next rounds are computed.
 """
 
+import itertools
 import time
 import warnings
 from collections import deque
@@ -22,9 +23,10 @@ from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.progress import Display
 from fedgrad.training.stopping import Stop
 
-# Rounds that are started before the results of one are awaited. Without a limit, XLA can block
-# itself on several CPU devices, when more than about 30 programs with collectives wait in line.
-AHEAD = 2
+# How many rounds are started before the results of one are awaited: at least and at most, and so
+# that results are not older than this, nor more bytes of states kept than these. Without a limit,
+# XLA can block itself on several CPU devices, with about 30 programs with collectives in line.
+AHEAD, SECONDS, BYTES = (2, 8), 0.1, 64 * 2**20
 
 # (round, state, metrics) -> whether to stop
 Callback = Callable[[int, Any, dict[str, Any]], Any]
@@ -36,6 +38,15 @@ class Point:
 
     round: int
     state: Any
+
+
+@dataclass(frozen=True)
+class Started:
+    """A round whose results may not be there yet."""
+
+    round: int
+    state: Any
+    metrics: Any
 
 
 class Folder(Protocol):
@@ -67,6 +78,7 @@ class Loop:
     interrupts: Interrupts
     stopped: str | None = None
     warned: bool = False
+    ahead: int = field(default_factory=lambda: AHEAD[0])
     settled: float = field(default_factory=time.perf_counter)
     names: dict[Any, list[str]] = field(default_factory=dict)  # of metrics, by their structure
 
@@ -75,9 +87,9 @@ class Loop:
         self.stopped = self._reason()  # a run that had stopped stays so when it is resumed
         if self.stopped:
             return
-        started: deque[tuple[int, Any, Any]] = deque()
-        state = self.at.state
-        for round in range(self.at.round + 1, self.rounds + 1):
+        started: deque[Started] = deque()
+        state, first = self.at.state, self.at.round + 1
+        for round in range(first, self.rounds + 1):
             state, metrics = self.step(round, state)
             if not isinstance(metrics, Mapping):
                 raise ArgumentError.here(
@@ -87,36 +99,50 @@ class Loop:
             if self.evaluate and (round % self.eval_every == 0 or round == self.rounds):
                 metrics = {**metrics, "eval": self.evaluate(state.params)}
             _send_home(metrics)
-            started.append((round, state, metrics))
+            started.append(Started(round, state, metrics))
+            if round == first or len(started) > self.ahead:  # the first one compiles
+                # Half of them at once: the other half keeps devices busy, and doing the same for
+                # several rounds in a row is quicker than waking up for each.
+                jax.block_until_ready(started[(len(started) - 1) // 2].metrics)
             # If it stops, rounds that were started too early are forgotten. On a real federation
             # there are none: its results are there when a round returns.
-            while started and (len(started) > AHEAD or _is_ready(started[0][2])):
-                if self._settle(*started.popleft()):
-                    return
-        while started and not self._settle(*started.popleft()):
-            pass
+            if self._settle_ready(started):
+                return
+        jax.block_until_ready([one.metrics for one in started])
+        self._settle_ready(started)
 
-    def _settle(self, round: int, state: Any, metrics: Any) -> bool:
-        """Await a round and tell everybody about it. Whether to stop."""
-        found = self._fetch(metrics)
+    def _settle_ready(self, started: "deque[Started]") -> bool:
+        """Tell everybody about the rounds that are over. Whether to stop."""
+        ready = list(itertools.takewhile(lambda one: _is_ready(one.metrics), started))
+        if not ready:
+            return False
         now = time.perf_counter()
-        found["seconds"] = np.asarray(now - self.settled)
-        self.settled = now
-        self.history.record(round, found)
-        self.at = Point(round, state)
+        seconds, self.settled = (now - self.settled) / len(ready), now
+        self.ahead = _ahead(seconds, ready[0].state)
+        for one in ready:
+            started.popleft()
+            if self._settle(one, seconds):
+                return True
+        return False
+
+    def _settle(self, one: "Started", seconds: float) -> bool:
+        found = self._fetch(one.metrics)
+        found["seconds"] = np.asarray(seconds)
+        self.history.record(one.round, found)
+        self.at = Point(one.round, one.state)
         told = _plain(found)
         try:
-            self._warn(round, told)
-            asked = [name for name, c in _named(self.callbacks) if c(round, state, told)]
+            self._warn(one.round, told)
+            asked = [name for name, c in _named(self.callbacks) if c(one.round, one.state, told)]
             self.stopped = self._reason() or (f"{asked[0]} asked for it" if asked else None)
-            if self.stopped and self.evaluate and "eval" not in metrics:
-                late = self._fetch({"eval": self.evaluate(state.params)})
-                self.history.record(round, late)
+            if self.stopped and self.evaluate and "eval" not in one.metrics:
+                late = self._fetch({"eval": self.evaluate(one.state.params)})
+                self.history.record(one.round, late)
                 told |= _plain(late)
         finally:
             if self.folder is not None:
-                self.folder.write(round, told)
-        self.display.show(round, told)
+                self.folder.write(one.round, told)
+        self.display.show(one.round, told)
         if self.folder is not None:
             self.folder.save_if_due(self)
         self.interrupts.survived()
@@ -157,6 +183,12 @@ class Loop:
 
 def _named(functions: Sequence[Callable[..., Any]]) -> list[tuple[str, Callable[..., Any]]]:
     return [(getattr(f, "__name__", type(f).__name__), f) for f in functions]
+
+
+def _ahead(seconds: float, state: Any) -> int:
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    most = min(AHEAD[1], SECONDS / max(seconds, 1e-6), BYTES / max(size, 1))
+    return int(max(AHEAD[0], most))
 
 
 def _is_ready(metrics: Any) -> bool:

@@ -83,8 +83,9 @@ def _exponent(results: Results, ink: Ink) -> Any:
 def _plot(
     axes: Any, x: np.ndarray, values: np.ndarray, style: tuple[str, int, str], ink: Ink
 ) -> None:
-    """The mean over seeds (the first axis), and a band from the least to the most."""
+    """The mean over seeds (the first axis), and a band of one standard deviation to each side."""
     label, number, stroke = style
     colour = ink.curves[number]
-    band(axes, x, values.min(0), values.max(0), colour)
-    axes.plot(x, values.mean(0), stroke, color=colour, linewidth=1.6, label=label)
+    mean, deviation = values.mean(0), values.std(0)
+    band(axes, x, mean - deviation, mean + deviation, colour)
+    axes.plot(x, mean, stroke, color=colour, linewidth=1.6, label=label)
