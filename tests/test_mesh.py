@@ -143,7 +143,7 @@ ONLY_ALONE = [
     "no_client_changes_its_device",
     "one_all_reduce_a_message_in_optimised_programs",
 ]
-ONLY_TOGETHER = ["what_differs_between_processes_is_refused"]
+ONLY_TOGETHER = ["training_runs_unchanged", "what_differs_between_processes_is_refused"]
 CHECKS = {ALONE: BOTH + ONLY_ALONE, FIRST: BOTH + ONLY_TOGETHER, SECOND: BOTH + ONLY_TOGETHER}
 
 

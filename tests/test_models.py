@@ -101,13 +101,13 @@ def test_a_model_is_trained_as_it_is(model):
         return cross_entropy(scores(params, batch["x"]), batch)
 
     plain = fg.fed_avg(loss, 0.1, batch_size=8, shuffle=False)
-    tuned = fg.self_tuning(plain, "client", gradient_from="same")
+    tuned = fg.self_tuning(plain, "server.learning_rate", gradient_from="same")
     everyone, key = POPULATION.everyone, jax.random.key(0)
     state, losses, rates = tuned.init(params), [], []
     for _ in range(8):
         state, metrics = tuned.round(state, tuned.hyper, everyone, key)
         losses.append(float(metrics["gradient_loss"]))
-        rates.append(float(metrics["hyper"]["client.learning_rate"]))
+        rates.append(float(metrics["hyper"]["server.learning_rate"]))
         if len(losses) == 1:
             once, _ = plain.round(plain.init(params), plain.hyper, everyone, key)
             close = np.testing.assert_allclose
