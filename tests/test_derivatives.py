@@ -857,3 +857,22 @@ def test_keeps_the_executor_and_the_name():
     assert list(gradient.signature.parameters) == ["x", "z"]
     assert list(fg.jvp(class_1).signature.parameters) == ["x", "z", "tangents"]
     assert list(fg.vjp(class_1).signature.parameters) == ["x", "z", "cotangent"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "mixed"])
+def test_what_only_the_server_does_is_differentiated_by_the_fewer(mode):
+    """Few inputs and many results: tangents go forward, and nothing of n x n floats is made."""
+    n = 1000
+
+    @fg.program(z=fg.CLIENTS)
+    def step(rates, x, z):
+        return x - rates[0] * jnp.sin(fg.mean(z) * x) * rates[1]
+
+    args = jnp.array([0.5, 2.0]), jnp.linspace(0, 1, n), jnp.arange(3.0)
+    jacobian = fg.jacobian(step, mode=mode)
+    sizes = [
+        v.size for s in fg.plan(jacobian, *args).steps.steps for e in s.server for v in e.outputs
+    ]
+    assert max(sizes) <= 2 * n
+    expected = jax.jacobian(lambda r: args[1] - r[0] * jnp.sin(args[1]) * r[1])(args[0])
+    np.testing.assert_allclose(jacobian(*args), expected, rtol=1e-10)

@@ -53,8 +53,15 @@ class Request:
         traced, shapes = self.trace(arguments)
         rules = self.rules(traced, arguments)
         inputs = [jnp.asarray(x) for x in leaves]
+        forward = self.mode == "forward" or (
+            # Only the server works, so it is free to choose: the fewer of both.
+            self.mode in ("auto", "mixed")
+            and not (rules or traced.at_clients or traced.complex)
+            and sum(inputs[i].size for i in traced.wrt)
+            < sum(traced.graph.outputs[j].size for j in traced.results)
+        )
         try:
-            outputs, blocks = derivative(traced, inputs, rules, self.mode == "forward")
+            outputs, blocks = derivative(traced, inputs, rules, forward)
         except (ValueError, TypeError) as error:
             why = impossible(error)
             if why is None:
@@ -67,7 +74,7 @@ class Request:
                     "static trip count) instead of a while_loop, a custom_jvp instead of a "
                     "custom_vjp."
                 ) from error
-            outputs, blocks = derivative(traced, inputs, rules, forward=True)
+            outputs, blocks = derivative(traced, inputs, rules, not forward)
         result = jax.tree.unflatten(shapes, outputs)
         y, aux = result if self.has_aux else (result, None)
         return (y, aux), self.assemble(y, arguments, blocks)
