@@ -26,6 +26,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = {
     "class_one": {},
     "client_learning_rate": {"rounds": 6},
+    "equinox_model": {"rounds": 3},
+    "flax_model": {"rounds": 3},
     "distillation": {"sizes": [2, 64], "steps": 1},
     "first_program": {"rounds": 3},
     "newton_cg": {"steps": 1},
