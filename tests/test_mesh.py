@@ -5,6 +5,7 @@ mesh_worker.py: the table of programs in every mode, and checks of which each is
 """
 
 import functools
+import os
 import pickle
 import re
 import socket
@@ -56,8 +57,13 @@ def free_address():
 
 def start(*arguments, log):
     command = [sys.executable, *map(str, arguments)]
+    # On a busy machine one of eight devices may be late; XLA would end the process after 40 s.
+    patient = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+    environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {patient}"}
     with open(log, "wb") as file:
-        return subprocess.Popen(command, cwd=HERE, stdout=file, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            command, cwd=HERE, env=environment, stdout=file, stderr=subprocess.STDOUT
+        )
 
 
 def finish(processes, logs):
