@@ -41,8 +41,8 @@ RAGGED = Rounds(
         (FIT, "pfl", PFL),
     ),
     "Rounds of the ragged workload, asked for one by one: `fit` cannot start any ahead. The goals: "
-    "1.2 of hand-written, faster than every peer. FedAvgM has momentum 0, so that its weights can be "
-    "compared.",
+    "1.2 of hand-written, faster than every peer. FedAvgM has momentum 0, so that its weights can "
+    "be compared.",
 )
 CNN = Rounds(
     "cnn",
