@@ -14,7 +14,7 @@ import numpy as np
 
 from fedgrad.ad.activity import depends, differentiable
 from fedgrad.ad.local import local_round
-from fedgrad.core.control import BODIES, rebuild
+from fedgrad.core.control import cond_of
 from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import Equation, Value, read
 from fedgrad.core.primitives import (
@@ -23,7 +23,6 @@ from fedgrad.core.primitives import (
     bind,
     broadcast_p,
     client_index,
-    closed,
     jax_primitives,
     primitives_inside,
     sum_p,
@@ -133,9 +132,9 @@ def _loop(loop: Loop, env: Env, rule_of: RuleOf) -> None:
     equation = loop.equation
     inputs = [read(env, v) for v in equation.inputs]
     with at_source(equation.source):
-        if equation.primitive in BODIES and rule_of(loop) == "local":
+        if loop.control is not None and rule_of(loop) == "local":
             bodies = [_partial(_evaluate_body, body) for body in loop.bodies]
-            outputs = rebuild(equation.primitive, equation.params, inputs, bodies)
+            outputs = loop.control.rebuilt(inputs, bodies)
         elif loop.kind == "cond" and rule_of(loop) == "pull":
             outputs = _pulled_cond(loop, inputs)
         else:
@@ -153,8 +152,7 @@ def _pulled_cond(loop: Loop, inputs: list[Any]) -> list[Any]:
     JAX's own way back hands over what the branches remember in shared slots, in which one branch's
     value of a client can meet the other's of the server.
     """
-    params = loop.equation.params
-    branches = [closed(branch) for branch in params["branches"]]
+    branches = cond_of(loop.equation.params).bodies
     floats = [i for i, v in enumerate(loop.equation.inputs[1:]) if differentiable(v)]
 
     def run(branch: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.core.control import cond_of, scan_of, while_of
 from fedgrad.core.errors import PlacementError, PlanError
 from fedgrad.core.graph import Equation, Graph, Value
 from fedgrad.core.misuse import (
@@ -266,8 +267,8 @@ class _Reader:
         return Graph(tuple(inputs), tuple(reader.equations), tuple(outputs), self.indices)
 
     def scan(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
-        consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
-        jaxpr = closed(eqn.params["jaxpr"])
+        scan = scan_of(eqn.params)
+        consts, carry, jaxpr = scan.consts, scan.carry, scan.bodies[0]
         avals = [v.aval for v in jaxpr.jaxpr.invars]
         at = [v.at for v in inputs]
         while True:  # a carry that starts anywhere may turn out to live somewhere: to a fixed point
@@ -286,15 +287,15 @@ class _Reader:
             at[consts : consts + carry] = joined
 
     def while_(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
-        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        cond, body = closed(eqn.params["cond_jaxpr"]), closed(eqn.params["body_jaxpr"])
-        consts, init = inputs[: n_cond + n_body], inputs[n_cond + n_body :]
+        loop = while_of(eqn.params)
+        cond, body = loop.bodies
+        of_cond, of_body, init = loop.split(inputs)
         at = [v.at for v in init]
         while True:
             carry = [
                 Value(u.aval, place, v.origin) for place, u, v in zip(at, init, init, strict=True)
             ]
-            body_graph = self.body(body, [_inner(v) for v in consts[n_cond:]] + carry, source)
+            body_graph = self.body(body, [_inner(v) for v in of_body] + carry, source)
             joined = [
                 join_carry(a, v.at, self.where(source))
                 for a, v in zip(at, body_graph.outputs, strict=True)
@@ -303,7 +304,7 @@ class _Reader:
                 break
             at = joined
         carry = [Value(v.aval, place, v.origin) for place, v in zip(at, init, strict=True)]
-        cond_graph = self.body(cond, [_inner(v) for v in consts[:n_cond]] + carry, source)
+        cond_graph = self.body(cond, [_inner(v) for v in of_cond] + carry, source)
         refuse_client_predicate(cond_graph.outputs[0], "while_loop", self.where(source))
         # How often it ran is the server's knowledge, so what counted along is at the server.
         decided = cond_graph.outputs[0].at != ANYWHERE
@@ -311,8 +312,8 @@ class _Reader:
 
     def cond(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Any:
         graphs = [
-            self.body(closed(branch), [_inner(v) for v in inputs[1:]], source)
-            for branch in eqn.params["branches"]
+            self.body(branch, [_inner(v) for v in inputs[1:]], source)
+            for branch in cond_of(eqn.params).bodies
         ]
         if communicates(eqn.params):
             refuse_client_predicate(inputs[0], "cond", self.where(source))

@@ -1,53 +1,179 @@
-"""JAX's control flow, built again around other bodies."""
+"""JAX's control flow: how its equations are laid out, and the same equation around other bodies.
 
+This is the only file that reads the parameters of scan, while and cond. How JAX lays them out
+changes with its version; tests/test_jax_layout.py fails when it does, and says what to look at.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
 
-from fedgrad.core.primitives import Primitive, jax_primitives
+from fedgrad.core.primitives import ClosedJaxpr, Primitive, closed, jax_primitives
 
 Body = Callable[[list[Any]], list[Any]]
+T = TypeVar("T")
 
 
-def rebuild(
-    primitive: Primitive, params: dict[str, Any], inputs: Sequence[Any], bodies: Sequence[Body]
-) -> list[Any]:
-    """A scan, while_loop (condition, then body) or cond (its branches) with these bodies, each a
-    function of the inputs of the jaxpr whose place it takes."""
-    if primitive is jax_primitives.cond_p:
+class Control(ABC):
+    """One equation of control flow. `bodies` are its jaxprs, in the order in which `rebuilt` takes
+    the functions that stand for them."""
+
+    bodies: tuple[ClosedJaxpr, ...]
+
+    @property
+    @abstractmethod
+    def times(self) -> int | None:
+        """How often the body runs; None where the data decide."""
+
+    @abstractmethod
+    def seen(self, inputs: Sequence[T]) -> list[list[T | None]]:
+        """For each body, each of its inputs as the value outside that it always is (of a scanned
+        array, a row of it); None for what changes from one iteration to the next."""
+
+    @abstractmethod
+    def rebuilt(self, inputs: Sequence[Any], bodies: Sequence[Body]) -> list[Any]:
+        """The same control flow with these bodies, each a function of the inputs of the jaxpr whose
+        place it takes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scan(Control):
+    """Inputs: constants, carry, scanned arrays. Outputs: carry, stacked rows."""
+
+    consts: int
+    carry: int
+    length: int
+    reverse: bool
+    unroll: Any
+    bodies: tuple[ClosedJaxpr, ...]
+
+    @property
+    def times(self) -> int:
+        return self.length
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The iterations, in the order in which they run."""
+        forward = range(self.length)
+        return forward[::-1] if self.reverse else forward
+
+    def split(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
+        """Constants, carry and scanned arrays."""
+        n, m = self.consts, self.consts + self.carry
+        return list(inputs[:n]), list(inputs[n:m]), list(inputs[m:])
+
+    def split_outputs(self, outputs: Sequence[T]) -> tuple[list[T], list[T]]:
+        """Carry and rows."""
+        return list(outputs[: self.carry]), list(outputs[self.carry :])
+
+    def seen(self, inputs: Sequence[T]) -> list[list[T | None]]:
+        consts, carry, xs = self.split(inputs)
+        return [[*consts, *[None] * len(carry), *xs]]
+
+    def rebuilt(self, inputs: Sequence[Any], bodies: Sequence[Body]) -> list[Any]:
+        consts, start, xs = self.split(inputs)
+
+        def step(carry: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
+            return self.split_outputs(bodies[0]([*consts, *carry, *rows]))
+
+        options = {"length": self.length, "reverse": self.reverse, "unroll": self.unroll}
+        carry, ys = jax.lax.scan(step, start, xs, **options)
+        return [*carry, *ys]
+
+
+@dataclass(frozen=True, eq=False)
+class While(Control):
+    """Inputs: constants of the condition, constants of the body, carry. Outputs: carry. The bodies
+    are the condition and the body."""
+
+    cond_consts: int
+    body_consts: int
+    bodies: tuple[ClosedJaxpr, ...]
+
+    @property
+    def times(self) -> None:
+        return None
+
+    def split(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
+        """Constants of the condition, constants of the body, carry."""
+        n, m = self.cond_consts, self.cond_consts + self.body_consts
+        return list(inputs[:n]), list(inputs[n:m]), list(inputs[m:])
+
+    def seen(self, inputs: Sequence[T]) -> list[list[T | None]]:
+        of_cond, of_body, carry = self.split(inputs)
+        changing = [None] * len(carry)
+        return [[*of_cond, *changing], [*of_body, *changing]]
+
+    def rebuilt(self, inputs: Sequence[Any], bodies: Sequence[Body]) -> list[Any]:
+        of_cond, of_body, start = self.split(inputs)
+        cond, body = bodies
+
+        def goes_on(carry: Any) -> Any:
+            return cond([*of_cond, *carry])[0]
+
+        return list(jax.lax.while_loop(goes_on, lambda c: body([*of_body, *c]), start))
+
+
+@dataclass(frozen=True, eq=False)
+class Cond(Control):
+    """Inputs: which branch, then what every branch is given. The bodies are the branches."""
+
+    bodies: tuple[ClosedJaxpr, ...]
+
+    @property
+    def times(self) -> None:
+        return None
+
+    def seen(self, inputs: Sequence[T]) -> list[list[T | None]]:
+        return [list(inputs[1:]) for _ in self.bodies]
+
+    def chosen(self, index: Any) -> int:
+        """The branch that a number stands for, as JAX reads it."""
+        return min(max(int(index), 0), len(self.bodies) - 1)
+
+    def rebuilt(self, inputs: Sequence[Any], bodies: Sequence[Body]) -> list[Any]:
         branches = [lambda *xs, b=body: b(list(xs)) for body in bodies]
         return list(jax.lax.switch(inputs[0], branches, *inputs[1:]))
-    if primitive is jax_primitives.while_p:
-        cond, body = bodies
-        n, m = params["cond_nconsts"], params["body_nconsts"]
-        return list(
-            jax.lax.while_loop(
-                lambda carry: cond([*inputs[:n], *carry])[0],
-                lambda carry: body([*inputs[n : n + m], *carry]),
-                list(inputs[n + m :]),
-            )
-        )
-    n, m = params["num_consts"], params["num_carry"]
 
-    def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        out = bodies[0]([*inputs[:n], *carry, *xs])
-        return out[:m], out[m:]
 
-    carry, ys = jax.lax.scan(
-        step,
-        list(inputs[n : n + m]),
-        list(inputs[n + m :]),
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
+# --- The layout of JAX's parameters -----------------------------------------------------------
+
+
+def scan_of(params: dict[str, Any]) -> Scan:
+    if "ft_in" in params:  # since JAX 0.11: the trees of constants, carry and scanned arrays
+        consts, carry, _ = map(len, params["ft_in"].unpack())
+    else:
+        consts, carry = params["num_consts"], params["num_carry"]
+    return Scan(
+        consts,
+        carry,
+        int(params["length"]),
+        params["reverse"],
+        params["unroll"],
+        (closed(params["jaxpr"]),),
     )
-    return [*carry, *ys]
 
 
-# Where the jaxprs of each kind of control flow are, in the order of `bodies`.
-BODIES: dict[Primitive, Callable[[dict[str, Any]], list[Any]]] = {
-    jax_primitives.scan_p: lambda params: [params["jaxpr"]],
-    jax_primitives.while_p: lambda params: [params["cond_jaxpr"], params["body_jaxpr"]],
-    jax_primitives.cond_p: lambda params: list(params["branches"]),
+def while_of(params: dict[str, Any]) -> While:
+    bodies = closed(params["cond_jaxpr"]), closed(params["body_jaxpr"])
+    return While(params["cond_nconsts"], params["body_nconsts"], bodies)
+
+
+def cond_of(params: dict[str, Any]) -> Cond:
+    return Cond(tuple(map(closed, params["branches"])))
+
+
+_READERS: dict[Primitive, Callable[[dict[str, Any]], Control]] = {
+    jax_primitives.scan_p: scan_of,
+    jax_primitives.while_p: while_of,
+    jax_primitives.cond_p: cond_of,
 }
+
+
+def control(primitive: Primitive, params: dict[str, Any]) -> Control | None:
+    """The equation's control flow; None if it is none."""
+    read = _READERS.get(primitive)
+    return None if read is None else read(params)

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.control import cond_of, scan_of
 from fedgrad.core.graph import Equation
-from fedgrad.core.primitives import JaxprEqn, Literal, closed, inner_jaxprs, jax_primitives
+from fedgrad.core.primitives import JaxprEqn, Literal, inner_jaxprs, jax_primitives
 from fedgrad.executors.rewrite import Rule, Rules, run
 
 
@@ -25,10 +26,10 @@ def early_exit(inside: Rules) -> Rule:
         if form is None:
             return None
         counter, times, cond = form
-        n, outer = params["num_consts"], closed(params["jaxpr"]).jaxpr
-        step = closed(cond.params["branches"][1])
-        consts, carry = list(inputs[:n]), list(inputs[n:])
-        end = carry[counter] + params["length"]
+        scan = scan_of(params)
+        outer, step = scan.bodies[0].jaxpr, cond_of(cond.params).bodies[1]
+        consts, carry, _ = scan.split(inputs)
+        end = carry[counter] + scan.length
         last = jnp.minimum(consts[times], end)
 
         def body(carry: list[Any]) -> list[Any]:
@@ -58,12 +59,13 @@ def ends_early(equations: Iterable[Equation | JaxprEqn]) -> bool:
 def _masked(params: dict[str, Any]) -> tuple[int, int, JaxprEqn] | None:
     """(position of the counter, of the number of steps, the cond) if a scan's body is exactly
     `carry = cond(i < times, step, identity)(carry); i = i + 1`, else None."""
-    n, outer = params["num_consts"], closed(params["jaxpr"])
-    jaxpr = outer.jaxpr
-    if params["reverse"] or outer.consts:
+    scan = scan_of(params)
+    jaxpr = scan.bodies[0].jaxpr
+    if scan.reverse or scan.bodies[0].consts:
         return None
-    consts, before, after = jaxpr.invars[:n], list(jaxpr.invars[n:]), list(jaxpr.outvars)
-    if len(before) != params["num_carry"] or len(after) != params["num_carry"]:
+    consts, before, rows = scan.split(jaxpr.invars)
+    after, written = scan.split_outputs(jaxpr.outvars)
+    if rows or written:
         return None  # it reads or writes one row per step
     names = sorted(eqn.primitive.name for eqn in jaxpr.eqns)
     if names != ["add", "cond", "convert_element_type", "lt"]:
@@ -87,8 +89,9 @@ def _masked(params: dict[str, Any]) -> tuple[int, int, JaxprEqn] | None:
 
 def _idles(cond: JaxprEqn, before: list[Any], after: list[Any], counter: int) -> bool:
     """Does the cond's false branch give back the carry, and does nothing else change it?"""
-    idle = closed(cond.params["branches"][0]).jaxpr
-    if len(cond.params["branches"]) != 2 or idle.eqns:
+    branches = cond_of(cond.params).bodies
+    idle = branches[0].jaxpr
+    if len(branches) != 2 or idle.eqns:
         return False
     operands = dict(zip(idle.invars, cond.invars[1:], strict=True))
     outputs = dict(zip(cond.outvars, idle.outvars, strict=True))

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedgrad.core.control import BODIES, rebuild
+from fedgrad.core.control import control
 from fedgrad.core.graph import Equation, Value, read
 from fedgrad.core.primitives import (
     CALLS,
@@ -81,10 +81,10 @@ def _rebuild(
         return bind(primitive, params, inputs)  # its derivative is worth more than a faster body
     if primitive in CALLS:
         return run(closed(params[CALLS[primitive]]), inputs, rules)
-    if primitive in BODIES:
-        bodies = [functools.partial(_run_body, closed(b), rules) for b in BODIES[primitive](params)]
-        return rebuild(primitive, params, inputs, bodies)
-    return bind(primitive, params, inputs)
+    loop = control(primitive, params)
+    if loop is None:
+        return bind(primitive, params, inputs)
+    return loop.rebuilt(inputs, [functools.partial(_run_body, b, rules) for b in loop.bodies])
 
 
 def _run_body(jaxpr: ClosedJaxpr, rules: Rules, inputs: list[Any]) -> list[Any]:

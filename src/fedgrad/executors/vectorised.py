@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.control import rebuild
+from fedgrad.core.control import Scan
 from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import read
 from fedgrad.core.placement import is_client
@@ -154,13 +154,14 @@ class _Vectorised(Walk):
         env.update(zip(exchange.kept, kept, strict=True))
 
     def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        params = loop.equation.params
-        n, m = params["num_consts"], params["num_carry"]
-        xs_at = [v.at for v in loop.bodies[0].inputs[n + m :]]
-        xs = [_time_first(x, at) for x, at in zip(inputs[n + m :], xs_at, strict=True)]
-        out = self._rebuild(loop, [*inputs[: n + m], *xs])
-        ys_at = [v.at for v in loop.equation.outputs[m:]]
-        return [*out[:m], *[_time_first(y, at) for y, at in zip(out[m:], ys_at, strict=True)]]
+        scan = loop.control
+        assert isinstance(scan, Scan)
+        consts, carry, xs = scan.split(inputs)
+        _, _, rows = scan.split(loop.bodies[0].inputs)
+        xs = [_time_first(x, v.at) for x, v in zip(xs, rows, strict=True)]
+        carry, ys = scan.split_outputs(self._rebuild(loop, [*consts, *carry, *xs]))
+        _, stacked = scan.split_outputs(loop.equation.outputs)
+        return [*carry, *[_time_first(y, v.at) for y, v in zip(ys, stacked, strict=True)]]
 
     def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
         return self._rebuild(loop, inputs)
@@ -173,7 +174,8 @@ class _Vectorised(Walk):
         bodies = [functools.partial(self.run, body, at=places) for body in loop.bodies]
         if loop.kind == "while":  # its first body is the condition, which gives one server value
             bodies[0] = functools.partial(self.run, loop.bodies[0])
-        return rebuild(loop.equation.primitive, loop.equation.params, inputs, bodies)
+        assert loop.control is not None
+        return loop.control.rebuilt(inputs, bodies)
 
 
 def _time_first(x: Any, at: str) -> Any:

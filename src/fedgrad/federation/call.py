@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.core.control import Cond, Scan, While
 from fedgrad.core.graph import Value, read
 from fedgrad.core.placement import is_client
 from fedgrad.executors.clients import wide
@@ -83,21 +84,20 @@ class Call(Walk):
     # --- loops run here, one iteration after another --------------------------------------
 
     def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        params, body = loop.equation.params, loop.bodies[0]
-        n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
-        consts, carry = inputs[:n_consts], inputs[n_consts : n_consts + n_carry]
-        xs = inputs[n_consts + n_carry :]
+        scan, body = loop.control, loop.bodies[0]
+        assert isinstance(scan, Scan)
+        consts, carry, xs = scan.split(inputs)
         places = [v.at for v in loop.equation.outputs]
         rows: list[list[Any]] = []
-        for i in reversed(range(length)) if params["reverse"] else range(length):
+        for i in scan.order:
             now = [x.row(i) if isinstance(x, Remote) else x[i] for x in xs]
             out = self.run(body, [*consts, *carry, *now], places)
-            carry = out[:n_carry]
-            rows.append(out[n_carry:])
-        if params["reverse"]:
+            carry, row = scan.split_outputs(out)
+            rows.append(row)
+        if scan.reverse:
             rows.reverse()
         if not rows:
-            return [*carry, *map(self.nothing, loop.equation.outputs[n_carry:])]
+            return [*carry, *map(self.nothing, loop.equation.outputs[scan.carry :])]
         return [*carry, *[_stack(column) for column in zip(*rows, strict=True)]]
 
     def nothing(self, value: Value) -> Any:
@@ -105,18 +105,17 @@ class Call(Walk):
         return self.at_clients(empty, value.at) if is_client(value.at) else empty
 
     def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        n_cond, n_body = (loop.equation.params[k] for k in ("cond_nconsts", "body_nconsts"))
-        cond_consts, body_consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]
-        carry = inputs[n_cond + n_body :]
+        assert isinstance(loop.control, While)
+        cond_consts, body_consts, carry = loop.control.split(inputs)
         cond, body = loop.bodies
         while self.run(cond, [*cond_consts, *carry])[0]:
             carry = self.run(body, [*body_consts, *carry], [v.at for v in loop.equation.outputs])
         return carry
 
     def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        branch = min(max(int(inputs[0]), 0), len(loop.bodies) - 1)
-        places = [v.at for v in loop.equation.outputs]
-        return self.run(loop.bodies[branch], inputs[1:], places)
+        assert isinstance(loop.control, Cond)
+        branch = loop.bodies[loop.control.chosen(inputs[0])]
+        return self.run(branch, inputs[1:], [v.at for v in loop.equation.outputs])
 
 
 def _sum(column: Sequence[np.ndarray[Any, Any]]) -> Any:

@@ -203,18 +203,8 @@ class _Walk:
 
 def _outer(loop: Loop, i: int) -> list[Value | None]:
     """For each input of a body the value outside that it always is, if there is one."""
-    inputs: list[Value | None] = list(loop.equation.inputs)
-    params = loop.equation.params
-    if loop.kind == "cond":
-        return inputs[1:]
-    if loop.kind == "scan":
-        first, n = params["num_consts"], params["num_carry"]
-        return inputs[:first] + [None] * n + inputs[first + n :]
-    if loop.kind == "while":
-        n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-        consts = (inputs[:n_cond], inputs[n_cond : n_cond + n_body])[i]
-        return consts + [None] * (len(inputs) - n_cond - n_body)
-    return inputs
+    inputs = loop.equation.inputs
+    return list(inputs) if loop.control is None else loop.control.seen(inputs)[i]
 
 
 def _argument(v: Value) -> str:

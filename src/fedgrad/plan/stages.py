@@ -1,9 +1,10 @@
 """A plan as data: steps, and in them exchanges with clients, loops, and the server's work."""
 
+import functools
 from dataclasses import dataclass, field
 
+from fedgrad.core.control import Control, While, control
 from fedgrad.core.graph import Equation, Value
-from fedgrad.core.primitives import jax_primitives
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,23 +56,24 @@ class Loop:
     def kind(self) -> str:
         return self.equation.primitive.name
 
+    @functools.cached_property
+    def control(self) -> Control | None:
+        """How the equation is laid out; None of a function with a custom derivative."""
+        return control(self.equation.primitive, self.equation.params)
+
     @property
     def inputs_at(self) -> list[str]:
         """Where the bodies want the inputs: a constant may start a carry that lives at clients."""
-        if self.equation.primitive is jax_primitives.while_p:
-            n_cond = self.equation.params["cond_nconsts"]
+        if isinstance(self.control, While):
             cond, body = self.bodies
-            return [v.at for v in (*cond.inputs[:n_cond], *body.inputs)]
+            return [v.at for v in (*cond.inputs[: self.control.cond_consts], *body.inputs)]
         skip = [v.at for v in self.equation.inputs[:1]] if self.kind == "cond" else []
         return skip + [v.at for v in self.bodies[0].inputs]
 
     @property
     def times(self) -> int | None:
         """How often the body runs; None where the data decide."""
-        if self.equation.primitive is jax_primitives.scan_p:
-            return int(self.equation.params["length"])
-        decided = (jax_primitives.while_p, jax_primitives.cond_p)
-        return None if self.equation.primitive in decided else 1
+        return 1 if self.control is None else self.control.times
 
 
 @dataclass(frozen=True, eq=False)
