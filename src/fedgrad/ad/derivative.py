@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.ad.activity import Unit, active_units, active_values, differentiable
-from fedgrad.ad.evaluate import RuleOf, advance, evaluate, start
+from fedgrad.ad.evaluate import RuleOf, advance, evaluate, has_cond, start
 from fedgrad.ad.local import pull_basis, push_basis
 from fedgrad.core.check import check
 from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import Graph, Value, read
+from fedgrad.core.normal_form import traced
 from fedgrad.core.placement import is_client
-from fedgrad.core.primitives import ClosedJaxpr, make_jaxpr, sum_p
+from fedgrad.core.primitives import ClosedJaxpr, sum_p
 from fedgrad.core.trace import struct
 from fedgrad.plan.cut import cut
 from fedgrad.plan.stages import Loop, Steps
@@ -57,8 +58,15 @@ class Subject:
     @property
     def complex(self) -> bool:
         """Is one of them complex? Pushing a basis forward would need its imaginary half too."""
-        dtypes = [self.graph.inputs[i].aval.dtype for i in self.wrt]
-        return any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes)
+        return any(_is_complex(self.graph.inputs[i].aval) for i in self.wrt)
+
+    @property
+    def widens(self) -> bool:
+        """Is it free to go forward, and the shorter way: are there fewer inputs than results?"""
+        if self.at_clients or self.complex:
+            return False
+        inputs = sum(self.graph.inputs[i].size for i in self.wrt)
+        return inputs < sum(self.graph.outputs[j].size for j in self.results)
 
 
 def subject(
@@ -68,11 +76,12 @@ def subject(
     placements: Sequence[str],
     wrt: Sequence[int],
     pick: Callable[[int], tuple[Sequence[int], Sequence[int]]],
+    derived: bool = False,
 ) -> Subject:
     """Trace `fun`, a function of flat values. `pick` says, of so many outputs, which ones are
-    differentiated and which ones are returned as well."""
-    jaxpr, _ = make_jaxpr(fun, placements, *map(struct, values))
-    graph = check(jaxpr, values, nested=True, keep_custom=True)
+    differentiated and which ones are returned as well. `derived`: it is a derivative itself."""
+    jaxpr, _ = traced(fun, placements, *map(struct, values))
+    graph = check(jaxpr, values, nested=True, keep_custom=True, derived=derived)
     steps = cut(graph, recompute=True)
     results, returned = pick(len(graph.outputs))
     chosen = tuple(i for i in results if differentiable(graph.outputs[i]))
@@ -94,23 +103,30 @@ def subject(
 
 
 def derivative(
-    subject: Subject, inputs: list[Any], rules: Rules, forward: bool = False
+    subject: Subject, inputs: list[Any], rules: Rules, forward: bool | None = None
 ) -> tuple[list[Array], Blocks]:
     """All outputs, and the derivative of the results by the differentiated inputs.
 
-    `forward` decides where no round is active, so that there is no rule to decide.
+    Rounds go by their rules. What the server does by itself goes the way of the fewer, inputs or
+    results, where the rules leave it free: never a matrix of the model's size squared for a few
+    hyperparameters. `forward` decides instead where no round is active.
     """
+    if forward is None:
+        forward = subject.widens
     by_unit = {unit: rule for rule, (_, unit) in zip(rules, subject.units, strict=True)}
 
     def rule_of(unit: Unit) -> str:
         return by_unit.get(unit, "push")  # an inactive round has no derivative to take
 
-    special = {unit for unit, rule in by_unit.items() if rule == "local" or _is_cond(unit)}
+    # JAX's own way back through a cond is not ours.
+    special = {unit for unit, rule in by_unit.items() if rule == "local" or _has_cond(unit)}
     if len(set(rules)) <= 1 and (not special or "push" in rules):
-        return _one_way(subject, inputs, _original(subject), forward or "push" in rules)
+        pushed = "push" in rules or (forward and not rules)
+        return _one_way(subject, inputs, _original(subject), pushed)
     turn = _turning_point(subject, rules)
     if turn in (0, len(subject.steps.steps)):
-        return _one_way(subject, inputs, _by_rules(subject, rule_of), forward=turn > 0)
+        run = _by_rules(subject, rule_of, back=turn == 0)
+        return _one_way(subject, inputs, run, forward=turn > 0)
     return _meet(subject, inputs, rule_of, turn)
 
 
@@ -158,20 +174,8 @@ def _sizes(unit: Unit) -> tuple[int, ...]:
     return tuple(v.size for pair in (*unit.down, *unit.up) for v in pair[:1])
 
 
-def has_cond(subject: Subject) -> bool:
-    """Is there a cond around communication in a loop on the way of the derivative?"""
-
-    def inside(steps: Steps) -> bool:
-        loops = [loop for step in steps.steps for loop in step.loops]
-        return any(_is_cond(loop) or any(map(inside, loop.bodies)) for loop in loops)
-
-    return any(
-        inside(body) for _, unit in subject.units if isinstance(unit, Loop) for body in unit.bodies
-    )
-
-
-def _is_cond(unit: Unit) -> bool:
-    return isinstance(unit, Loop) and unit.kind == "cond"
+def _has_cond(unit: Unit) -> bool:
+    return isinstance(unit, Loop) and (unit.kind == "cond" or has_cond(unit))
 
 
 def _is_while(unit: Unit) -> bool:
@@ -189,6 +193,8 @@ def _turning_point(subject: Subject, rules: Rules) -> int:
     last = max((at + 1 for at, _ in subject.units), default=0)
     turn = max(forward, default=0)
     backward = any(rule == "pull" for rule in rules)
+    if not backward and subject.widens:
+        return len(subject.steps.steps)
     # With nothing to pull after the last round, go forward to the end: one way is simpler than two.
     return len(subject.steps.steps) if turn == last and turn > 0 and not backward else turn
 
@@ -197,8 +203,8 @@ def _original(subject: Subject) -> Callable[[list[Any]], list[Array]]:
     return lambda full: jax.core.eval_jaxpr(subject.jaxpr.jaxpr, subject.jaxpr.consts, *full)
 
 
-def _by_rules(subject: Subject, rule_of: RuleOf) -> Callable[[list[Any]], list[Array]]:
-    return lambda full: evaluate(subject.steps, full, rule_of)
+def _by_rules(subject: Subject, rule_of: RuleOf, back: bool) -> Callable[[list[Any]], list[Array]]:
+    return lambda full: evaluate(subject.steps, full, rule_of, back)
 
 
 def _one_way(
@@ -213,8 +219,18 @@ def _one_way(
         _refuse_forward_by_clients(subject)
         _, blocks, outputs = push_basis(fun, xs)
         return outputs, blocks
-    outputs, blocks = _pulled(fun, xs)
-    return outputs, blocks
+    outputs, _, blocks = _pulled(subject, fun, xs)
+    places = [subject.graph.inputs[i].at for i in subject.wrt]
+    blocks = [
+        [like(x, d) if is_client(p) else d for p, x, d in zip(places, xs, row, strict=True)]
+        for row in blocks
+    ]
+    return outputs, _whole(subject, outputs, blocks)
+
+
+def like(x: Array, derivative: Array) -> Array:
+    """A derivative by (or of) a client's value is at that client, also where it is a constant."""
+    return jnp.where(jnp.any(x == x), derivative, derivative)
 
 
 def _refuse_forward_by_clients(subject: Subject) -> None:
@@ -227,10 +243,35 @@ def _refuse_forward_by_clients(subject: Subject) -> None:
 
 
 def _pulled(
-    fun: Callable[[list[Array]], tuple[list[Array], list[Array]]], xs: list[Array]
-) -> tuple[list[Array], Blocks]:
-    results, pull, outputs = jax.vjp(fun, xs, has_aux=True)
-    return outputs, pull_basis(lambda cts: pull(cts)[0], results)
+    subject: Subject, fun: Callable[[list[Array]], tuple[list[Array], list[Array]]], xs: list[Array]
+) -> tuple[list[Array], list[Array], Blocks]:
+    """All outputs; the results as they are pulled back, and the derivative of those by `xs`. A
+    complex result of real inputs is two real ones, because a cotangent has only one direction."""
+
+    def parts(xs: list[Array]) -> tuple[list[Array], list[Array]]:
+        results, outputs = fun(xs)
+        return [part for y in results for part in _parts(subject, y)], outputs
+
+    results, pull, outputs = jax.vjp(parts, xs, has_aux=True)
+    return outputs, results, pull_basis(lambda cts: pull(cts)[0], results)
+
+
+def _parts(subject: Subject, y: Array) -> list[Array]:
+    return [y.real, y.imag] if _is_complex(y) and not subject.complex else [y]
+
+
+def _whole(subject: Subject, outputs: list[Array], blocks: Blocks) -> Blocks:
+    """The derivatives of the results from those of their parts."""
+    rest = iter(blocks)
+    rows = [[next(rest) for _ in _parts(subject, outputs[j])] for j in subject.results]
+    return [
+        [x[0] if len(x) == 1 else jax.lax.complex(*x) for x in zip(*row, strict=True)]
+        for row in rows
+    ]
+
+
+def _is_complex(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.complexfloating))
 
 
 def _meet(
@@ -249,7 +290,7 @@ def _meet(
     def first(xs: list[Array]) -> tuple[list[Array], list[Array]]:
         env = start(steps, _replaced(inputs, subject.wrt, xs))
         for step in before:
-            advance(step, env, rule_of)
+            advance(step, env, rule_of, back=False)
         # Clients start the second half from what the server has: it was sent to them already.
         names[:] = [v for v in env if v in own or not is_client(v.at)]
         crossing[:] = [v for v in names if v in subject.active]
@@ -262,13 +303,13 @@ def _meet(
         env = dict(zip(names, everything, strict=True))
         env.update(zip(crossing, middle, strict=True))
         for step in after:
-            advance(step, env, rule_of)
+            advance(step, env, rule_of, back=True)
         outputs = [read(env, v) for v in steps.outputs]
         return [outputs[j] for j in subject.results], outputs
 
-    outputs, pulled = _pulled(second, middle)
-    results = [outputs[j] for j in subject.results]
-    return outputs, _multiply(pulled, pushed, crossing, xs, results)
+    outputs, results, pulled = _pulled(subject, second, middle)
+    blocks = _multiply(pulled, pushed, crossing, xs, results)
+    return outputs, _whole(subject, outputs, blocks)
 
 
 def _multiply(
@@ -284,7 +325,7 @@ def _multiply(
     def term(j: int, c: int, i: int) -> Array:
         value = crossing[c]
         product = jnp.tensordot(pulled[j][c], pushed[c][i], len(value.aval.shape))
-        if not jnp.issubdtype(results[j].dtype, jnp.complexfloating):
+        if not _is_complex(results[j]):
             product = jnp.real(product)  # JAX's cotangent of a complex value: dy = Re(ct * dx)
         return sum_p.bind(product, placement=value.at) if is_client(value.at) else product
 

@@ -8,17 +8,15 @@ from collections.abc import Callable, Sequence
 from functools import partial as _partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedgrad.ad.activity import depends, differentiable
+from fedgrad.ad.activity import depends
+from fedgrad.ad.branches import pulled_cond
 from fedgrad.ad.local import local_round
-from fedgrad.core.control import cond_of
+from fedgrad.core.control import Cond
 from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import Equation, Value, read
 from fedgrad.core.primitives import (
-    ClosedJaxpr,
     at_source,
     bind,
     broadcast_p,
@@ -28,17 +26,21 @@ from fedgrad.core.primitives import (
     sum_p,
     where,
 )
+from fedgrad.plan.cut import is_local_copy
 from fedgrad.plan.stages import Exchange, Loop, Step, Steps
 
 Env = dict[Value, Any]
 RuleOf = Callable[[Exchange | Loop], str]  # "push", "local" or "pull"
 
 
-def evaluate(steps: Steps, inputs: Sequence[Any], rule_of: RuleOf) -> list[Any]:
-    """The outputs of a program (cut with recompute, so that every stage stands for itself)."""
+def evaluate(steps: Steps, inputs: Sequence[Any], rule_of: RuleOf, back: bool) -> list[Any]:
+    """The outputs of a program (cut with recompute, so that every stage stands for itself).
+
+    `back`: a derivative will be pulled back through it, and not pushed forward.
+    """
     env = start(steps, inputs)
     for step in steps.steps:
-        advance(step, env, rule_of)
+        advance(step, env, rule_of, back)
     return [read(env, v) for v in steps.outputs]
 
 
@@ -48,7 +50,7 @@ def start(steps: Steps, inputs: Sequence[Any]) -> Env:
     return env
 
 
-def advance(step: Step, env: Env, rule_of: RuleOf) -> None:
+def advance(step: Step, env: Env, rule_of: RuleOf, back: bool) -> None:
     """One step; adds to `env` what it computes."""
     for exchange in step.exchanges:
         if rule_of(exchange) == "local" and exchange.up and not _complex(exchange):
@@ -56,7 +58,7 @@ def advance(step: Step, env: Env, rule_of: RuleOf) -> None:
         else:
             _plain_exchange(exchange, env)
     for loop in step.loops:
-        _loop(loop, env, rule_of)
+        _loop(loop, env, rule_of(loop), back)
     _run(step.server, env)
 
 
@@ -68,7 +70,10 @@ def _run(equations: Sequence[Equation], env: Env) -> None:
             inputs = [read(env, v) for v in equation.inputs]
             if equation.indexed:  # here JAX still knows the client's index by itself
                 inputs.pop()
-            outputs = bind(equation.primitive, equation.params, inputs)
+            if is_local_copy(equation):  # to be placed again, it has to say where it is
+                outputs = [broadcast_p.bind(*inputs, placement=equation.at)]
+            else:
+                outputs = bind(equation.primitive, equation.params, inputs)
         env.update(zip(equation.outputs, outputs, strict=True))
 
 
@@ -128,63 +133,28 @@ def _local_exchange(exchange: Exchange, env: Env) -> None:
         _run(exchange.stage.equations, env)
 
 
-def _loop(loop: Loop, env: Env, rule_of: RuleOf) -> None:
+def _loop(loop: Loop, env: Env, rule: str, back: bool) -> None:
     equation = loop.equation
     inputs = [read(env, v) for v in equation.inputs]
+    # JAX's own way back through a cond is not ours.
+    ours = rule == "local" or (rule == "pull" and (loop.kind == "cond" or has_cond(loop)))
     with at_source(equation.source):
-        if loop.control is not None and rule_of(loop) == "local":
-            bodies = [_partial(_evaluate_body, body) for body in loop.bodies]
-            outputs = loop.control.rebuilt(inputs, bodies)
-        elif loop.kind == "cond" and rule_of(loop) == "pull":
-            outputs = _pulled_cond(loop, inputs)
-        else:
+        if loop.control is None or not ours:
             outputs = bind(equation.primitive, equation.params, inputs)
+        elif isinstance(loop.control, Cond) and back:
+            branches = [_partial(_evaluate_body, body, rule, back) for body in loop.bodies]
+            outputs = pulled_cond(inputs[0], inputs[1:], branches, remember=rule == "local")
+        else:
+            bodies = [_partial(_evaluate_body, body, rule, back) for body in loop.bodies]
+            outputs = loop.control.rebuilt(inputs, bodies)
     env.update(zip(equation.outputs, outputs, strict=True))
 
 
-def _evaluate_body(body: Steps, inputs: list[Any]) -> list[Any]:
-    return evaluate(body, inputs, lambda unit: "local")
+def _evaluate_body(body: Steps, rule: str, back: bool, inputs: list[Any]) -> list[Any]:
+    return evaluate(body, inputs, lambda unit: rule, back)
 
 
-def _pulled_cond(loop: Loop, inputs: list[Any]) -> list[Any]:
-    """A cond whose way back runs the branch again, and pulls back through it there.
-
-    JAX's own way back hands over what the branches remember in shared slots, in which one branch's
-    value of a client can meet the other's of the server.
-    """
-    branches = cond_of(loop.equation.params).bodies
-    floats = [i for i, v in enumerate(loop.equation.inputs[1:]) if differentiable(v)]
-
-    def run(branch: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
-        return list(jax.core.eval_jaxpr(branch.jaxpr, branch.consts, *operands))
-
-    def choose(index: Any, operands: list[Any]) -> list[Any]:
-        return list(jax.lax.switch(index, [_partial(run, b) for b in branches], operands))
-
-    @jax.custom_vjp
-    def cond(index: Any, operands: list[Any]) -> list[Any]:
-        return choose(index, operands)
-
-    def back(kept: Any, cotangents: list[Any]) -> Any:
-        index, operands = kept
-
-        def through(branch: ClosedJaxpr, operands: list[Any], cotangents: list[Any]) -> list[Any]:
-            def of_floats(xs: list[Any]) -> list[Any]:
-                full = list(operands)
-                for i, x in zip(floats, xs, strict=True):
-                    full[i] = x
-                return run(branch, full)
-
-            _, pull = jax.vjp(of_floats, [operands[i] for i in floats])
-            return list(pull(cotangents)[0])
-
-        ways = [_partial(through, b) for b in branches]
-        pulled = dict(zip(floats, jax.lax.switch(index, ways, operands, cotangents), strict=True))
-        return _zero(index), [pulled.get(i, _zero(x)) for i, x in enumerate(operands)]
-
-    cond.defvjp(lambda index, operands: (choose(index, operands), (index, operands)), back)
-    return cond(inputs[0], list(inputs[1:]))
-
-
-def _zero(x: Any) -> Any:
-    return np.zeros(jnp.shape(x), jax.dtypes.float0)
+def has_cond(loop: Loop) -> bool:
+    """Is there a cond around communication in a loop, also deep inside?"""
+    inner = [x for body in loop.bodies for step in body.steps for x in step.loops]
+    return any(x.kind == "cond" or has_cond(x) for x in inner)

@@ -17,7 +17,7 @@ from fedgrad.ad.local import impossible
 from fedgrad.core.check import check
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
 from fedgrad.core.graph import Graph, Value
-from fedgrad.core.primitives import make_jaxpr
+from fedgrad.core.normal_form import traced
 from fedgrad.core.trace import struct
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
@@ -85,8 +85,8 @@ class Choice:
 
 def choose(subject: Subject, cost: CostModel) -> Choice:
     """The cheapest choice that the cost model allows."""
-    if not subject.units:
-        return Choice(())
+    if not subject.units and cost.client_memory is None:
+        return Choice(())  # there is nothing to choose
     program = _plan(subject, subject.graph, recompute=False)
     prices: dict[Rules, tuple[float, Choice] | None] = {}
 
@@ -134,7 +134,7 @@ def derived_graph(subject: Subject, rules: Rules) -> Graph | None:
         return [outputs[i] for i in subject.returned], blocks
 
     try:
-        jaxpr, _ = make_jaxpr(run, subject.placements, *map(struct, values))
+        jaxpr, _ = traced(run, subject.placements, *map(struct, values))
     except PlanError:
         return None
     except (ValueError, TypeError) as error:
@@ -142,7 +142,7 @@ def derived_graph(subject: Subject, rules: Rules) -> Graph | None:
             return None
         raise
     try:
-        return check(jaxpr, values, nested=True)
+        return check(jaxpr, values, nested=True, derived=True)
     except PlacementError:
         # The program itself is fine, so what mixes placements is what JAX remembers of the two
         # branches of a cond, in slots that they share.

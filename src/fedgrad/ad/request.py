@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, has_cond, subject
+from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, subject
 from fedgrad.ad.local import impossible
-from fedgrad.ad.planner import Choice, CostModel, choose, derived_graph
+from fedgrad.ad.planner import Choice, CostModel, choose
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
 from fedgrad.core.examples import Examples
 from fedgrad.core.graph import Value
@@ -53,13 +53,8 @@ class Request:
         traced, shapes = self.trace(arguments)
         rules = self.rules(traced, arguments)
         inputs = [jnp.asarray(x) for x in leaves]
-        forward = self.mode == "forward" or (
-            # Only the server works, so it is free to choose: the fewer of both.
-            self.mode in ("auto", "mixed")
-            and not (rules or traced.at_clients or traced.complex)
-            and sum(inputs[i].size for i in traced.wrt)
-            < sum(traced.graph.outputs[j].size for j in traced.results)
-        )
+        # Where only the server works, these two modes say how; the others leave it free.
+        forward = {"forward": True, "reverse": False}.get(self.mode, traced.widens)
         try:
             outputs, blocks = derivative(traced, inputs, rules, forward)
         except (ValueError, TypeError) as error:
@@ -119,7 +114,8 @@ class Request:
             return range(of_y), range(0 if self.with_value else of_y, count)
 
         placements = self.program.client_placements
-        traced = subject(self.program.name, fun, values, placements, wrt, pick)
+        derived = self.program.derived
+        traced = subject(self.program.name, fun, values, placements, wrt, pick, derived)
         self.check_result(traced, shapes[1][0] if self.has_aux else shapes[1])
         return traced, shapes[0]
 
@@ -171,12 +167,6 @@ class Request:
         if self.mode == "auto":
             return choose(traced, self.cost or CostModel())
         rules = (RULES[self.mode],) * len(traced.units)
-        if self.mode == "reverse" and has_cond(traced) and not derived_graph(traced, rules):
-            raise PlanError.here(
-                f"{self.program.name} has a cond around communication inside of a loop, and what "
-                "JAX remembers of its branches for the way back mixes placements. Use "
-                "mode='mixed' or mode='forward'."
-            )
         return Choice(rules)
 
     def assemble(self, y: Any, arguments: dict[str, Any], blocks: Blocks) -> Any:

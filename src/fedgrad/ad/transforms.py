@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from fedgrad.ad.derivative import like
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.request import Argnums, Request, argument_names, is_float
 from fedgrad.core.errors import ArgumentError
@@ -100,6 +101,7 @@ def _derived(
             program.executor,
             None if undecided else recompute or program.recompute,
             request.choice,
+            True,
             program.signature,
         )
 
@@ -127,7 +129,8 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
         floats = _Floats(program, bound, names)
         moves = [jax.tree.leaves(directions)[i] for i in floats.moves]
         tangent = [_as(t, x) for t, x in zip(moves, floats.primals, strict=True)]
-        return jax.jvp(floats.call, (floats.primals,), (tangent,))
+        y, dy = jax.jvp(floats.call, (floats.primals,), (tangent,))
+        return y, jax.tree.map(lambda a, b: like(a, b) if is_float(a) else b, y, dy)
 
     key = ("jvp", names, single, program.executor)
     placement = next(iter(placements))
@@ -148,8 +151,8 @@ def vjp(program: Program, argnums: Argnums = 0, recompute: bool = False) -> Prog
         _check_like(cotangent, y, "fg.vjp", "cotangent", "the result")
         (pulled,) = pull(jax.tree.map(_as, cotangent, y))
         gradient: list[Any] = [None] * len(floats.flat)
-        for i, x in zip(floats.moves, pulled, strict=True):
-            gradient[i] = x
+        for i, x, primal in zip(floats.moves, pulled, floats.primals, strict=True):
+            gradient[i] = like(primal, x) if floats.at_clients[i] else x
         trees = jax.tree.unflatten(floats.tree, gradient)
         return y, (trees[0] if single else tuple(trees))
 
@@ -165,6 +168,9 @@ class _Floats:
         self.flat, self.tree = jax.tree.flatten([bound[name] for name in names])
         self.moves = [i for i, x in enumerate(self.flat) if is_float(x)]
         self.primals = [jnp.asarray(self.flat[i]) for i in self.moves]
+        self.at_clients = [
+            name in program.placements for name in names for _ in jax.tree.leaves(bound[name])
+        ]
 
     def call(self, xs: list[Any]) -> Any:
         full = list(self.flat)
@@ -210,7 +216,7 @@ def _extended(
     if placement is not None:
         placements[extra] = placement
     again = recompute or program.recompute
-    return Program(fun, placements, program.executor, again, None, signature)
+    return Program(fun, placements, program.executor, again, None, True, signature)
 
 
 def _check_like(found: Any, wanted: Any, where: str, what: str, like: str) -> None:

@@ -30,12 +30,14 @@ from fedgrad.core.primitives import (
     Literal,
     broadcast_p,
     closed,
+    communicates,
     foreign_axis,
     has_effects,
     index_placement,
     inner_constants,
     inner_jaxprs,
     jax_primitives,
+    part,
     sum_p,
     where,
 )
@@ -50,15 +52,21 @@ _SAME_TO_A_READER = {"convert_element_type", "broadcast_in_dim", "reshape", "squ
 
 
 def check(
-    jaxpr: ClosedJaxpr, inputs: Sequence[Value], nested: bool = False, keep_custom: bool = False
+    jaxpr: ClosedJaxpr,
+    inputs: Sequence[Value],
+    nested: bool = False,
+    keep_custom: bool = False,
+    derived: bool = False,
 ) -> Graph:
     """Place every value of a traced program.
 
     `nested`: the program is traced within another one, which will itself be checked; then the
     placement of what it captures is the outer program's affair. `keep_custom`: leave functions
     with custom derivatives whole even if they communicate, for those who will differentiate them.
+    `derived`: it is a derivative, in which the communication of a cond may have become dead; who
+    decides is the server all the same.
     """
-    reader = _Reader(nested, keep_custom)
+    reader = _Reader(nested, keep_custom, derived)
     outputs = reader.run(jaxpr, inputs, None)
     return Graph(
         tuple(inputs),
@@ -72,8 +80,8 @@ def check(
 class _Reader:
     """Reads equations one by one; keeps what it has made, so that equal work is done once."""
 
-    def __init__(self, nested: bool, keep_custom: bool) -> None:
-        self.nested, self.keep_custom = nested, keep_custom
+    def __init__(self, nested: bool, keep_custom: bool, derived: bool) -> None:
+        self.nested, self.keep_custom, self.derived = nested, keep_custom, derived
         self.around: tuple[Any, ...] = ()  # sources of the control flow that this is the body of
         self.equations: list[Equation] = []
         self.indices: dict[str, Value] = {}
@@ -153,9 +161,33 @@ class _Reader:
                     "not supported. Use jit, scan, while_loop, cond, switch, checkpoint, "
                     "custom_jvp or custom_vjp around communication."
                 )
+        if self.derived and primitive is jax_primitives.scan_p:
+            split = self.without_constants(eqn, inputs, source)
+            if split is not None:
+                return split
         indices = [self.index(name, None) for name in _indices_inside(eqn.params)]
         at = self.join([*inputs, *indices], primitive.name, source)
         return self.add(eqn, [*inputs, *indices], at, source, bool(indices))
+
+    def without_constants(
+        self, eqn: JaxprEqn, inputs: list[Value], source: Any
+    ) -> Sequence[Value] | None:
+        """A scan of a client, apart from rows of integers that it computes of nothing placed: JAX
+        puts predicates of the server there, which it needs on the way back."""
+        avals: list[Any] = [v.aval for v in eqn.outvars]
+        carry = scan_of(eqn.params).carry
+        whole = [False] * carry + [_is_whole(aval) for aval in avals[carry:]]
+        if all(whole) or not any(whole) or not any(is_client(v.at) for v in inputs):
+            return None
+        if _indices_inside(eqn.params):
+            return None  # it depends on which client it is
+        constant, used = part(eqn, whole)
+        if any(v.at != ANYWHERE for v, needed in zip(inputs, used, strict=True) if needed):
+            return None
+        rest, rest_used = part(eqn, [not w for w in whole])
+        found = iter(self.run(constant, _picked(inputs, used), source))
+        others = iter(self.run(rest, _picked(inputs, rest_used), source))
+        return [next(found if w else others) for w in whole]
 
     def add(
         self, eqn: JaxprEqn, inputs: list[Value], at: str, source: Any, indexed: bool = False
@@ -258,7 +290,7 @@ class _Reader:
         return where(source, *self.around)
 
     def body(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value], source: Any) -> Graph:
-        reader = _Reader(self.nested, self.keep_custom)
+        reader = _Reader(self.nested, self.keep_custom, self.derived)
         reader.around = (source, *self.around)
         # A body asks for the client's index through the outer graph, which has it as an input.
         reader.indices = self.indices
@@ -315,7 +347,7 @@ class _Reader:
             self.body(branch, [_inner(v) for v in inputs[1:]], source)
             for branch in cond_of(eqn.params).bodies
         ]
-        if communicates(eqn.params):
+        if communicates(eqn.params) or (self.derived and not is_client(inputs[0].at)):
             refuse_client_predicate(inputs[0], "cond", self.where(source))
         else:  # one side runs it, so that side needs everything
             self.join(inputs, "cond", source)
@@ -342,14 +374,6 @@ _CONTROL_FLOW = {
 }
 
 
-def communicates(params: dict[str, Any]) -> bool:
-    return any(
-        eqn.primitive in (broadcast_p, sum_p) or communicates(eqn.params)
-        for jaxpr in inner_jaxprs(params)
-        for eqn in jaxpr.eqns
-    )
-
-
 def _indices_inside(params: dict[str, Any]) -> list[str]:
     names: dict[str, None] = {}
     for jaxpr in inner_jaxprs(params):
@@ -362,6 +386,14 @@ def _indices_inside(params: dict[str, Any]) -> list[str]:
 def _is_one(x: Value) -> bool:
     known = x.constant is not None and not isinstance(x.constant, jax.core.Tracer)
     return known and x.aval.shape == () and bool(x.constant == 1)
+
+
+def _is_whole(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jnp.integer))
+
+
+def _picked(values: Sequence[Value], wanted: Sequence[bool]) -> list[Value]:
+    return [v for v, w in zip(values, wanted, strict=True) if w]
 
 
 def _known(v: Value, is_const: bool) -> Any:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedgrad.core.errors import ArgumentError, PlacementError
 from fedgrad.core.placement import CLIENTS, Placement
-from fedgrad.core.primitives import broadcast_p, client_index, inside, sum_p
+from fedgrad.core.primitives import broadcast_p, client_index, counted_p, inside, sum_p
 
 
 def broadcast(x: Any, at: Placement = CLIENTS) -> Any:
@@ -32,8 +32,10 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
 
     A client of weight 0 does not count at all, even if its `x` is NaN: so a client is dropped by
     giving it weight 0. If nobody counts (all weights are zero), the mean is `empty`, with a zero
-    derivative. Integers are averaged as floats, float16 and bfloat16 in float32. However many means
-    a program takes, the number of clients, and the sum of the same weights, is sent once.
+    derivative; weights that cancel each other out (1 and -1) divide by zero instead. Complex
+    weights give a complex mean. Integers are averaged as floats, float16 and bfloat16 in float32.
+    However many means a program takes, the number of clients, and the sum of the same weights, is
+    sent once.
     """
     if weights is None:
         _require_inside("mean", at)
@@ -53,11 +55,21 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
     def weighted(leaf: jax.Array) -> jax.Array:
         # 0 * NaN is NaN, so what a dropped client may not send is zeroed first. Finite values stay:
         # the derivative with respect to a weight that is 0 needs them.
-        kept = jnp.where(counts | jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf))
-        return weights.astype(leaf.dtype) * kept
+        kept = counted_p.bind(leaf, counts, role="mean")
+        return weights.astype(_weighted_dtype(leaf, weights)) * kept
 
     sums = sum(jax.tree.map(weighted, _floating(x)), at)
-    return _ratios(x, sums, total, empty)
+    return _ratios(x, sums, total, empty, cancelled=_cancelled(sums))
+
+
+def _cancelled(sums: Any) -> jax.Array:
+    """If the weights add up to zero: have they cancelled each other out (1 and -1)? Then the mean
+    is a division by zero, and not that of nobody."""
+    found = jnp.array(False)
+    for leaf in jax.tree.leaves(sums):
+        # A derivative of this would have to wait for the sums, and there is none to speak of.
+        found |= jnp.any(jax.lax.stop_gradient(leaf) != 0)
+    return found
 
 
 def client_key(key: jax.Array, at: Placement = CLIENTS) -> jax.Array:
@@ -123,13 +135,26 @@ def _floating(x: Any) -> Any:
     return jax.tree.map(cast, x)
 
 
-def _ratios(x: Any, sums: Any, count: jax.Array, empty: float) -> Any:
+def _weighted_dtype(leaf: jax.Array, weights: jax.Array) -> Any:
+    """The dtype of a mean of `leaf`: its own, made complex by complex weights."""
+    if jnp.issubdtype(weights.dtype, jnp.complexfloating):
+        return jnp.result_type(leaf.dtype, jnp.complex64)
+    return leaf.dtype
+
+
+def _ratios(
+    x: Any, sums: Any, count: jax.Array, empty: float, cancelled: jax.Array | None = None
+) -> Any:
     someone = count != 0
 
     def ratio(leaf: Any, total: jax.Array) -> jax.Array:
         mean = total / jnp.where(someone, count, 1).astype(total.dtype)
-        mean = jnp.where(someone, mean, jnp.asarray(empty, total.dtype))
-        dtype = _array(leaf).dtype
+        instead = jnp.asarray(empty, total.dtype)
+        if cancelled is not None:
+            by_zero = jax.lax.stop_gradient(total) / jnp.zeros_like(total)
+            instead = jnp.where(cancelled, by_zero, instead)
+        mean = jnp.where(someone, mean, instead)
+        dtype = _weighted_dtype(_array(leaf), total)
         return mean.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else mean
 
     return jax.tree.map(ratio, x, sums)

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, jaxprs_in_params
 from jax.extend.core import primitives as jax_primitives
-from jax.interpreters import ad, batching, partial_eval
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 __all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "jax_primitives"]
 
@@ -31,6 +32,50 @@ for _primitive, _transpose in ((broadcast_p, sum_p), (sum_p, broadcast_p)):
         lambda ct, _, *, placement, transpose=_transpose: [transpose.bind(ct, placement=placement)],
     )
     batching.defvectorized(_primitive)
+
+# A value of a client that may not count (`fg.mean` with weight 0) has a derivative only where it
+# does. `counts` has the leading axes of `x` (none, but for those that vmap adds).
+#   role="mean"    what goes into a mean: zero, if it is not finite and does not count
+#   role="cut"     the same, and what it was computed from has been made sources (normal_form.py)
+#   role="source"  what such a value is computed from: it stays as it is, whatever it is
+counted_p = Primitive("counted")  # at one client: it sends nothing
+
+
+def _counted(x: Any, counts: Any, *, role: str) -> Any:
+    if role == "source":
+        return x
+    kept = _over(counts, x) | jnp.isfinite(x)
+    return jnp.where(kept, x, jnp.zeros_like(x))
+
+
+def _over(counts: Any, x: Any) -> Any:
+    return jnp.expand_dims(counts, range(counts.ndim, x.ndim))
+
+
+def _counted_jvp(primals: Any, tangents: Any, *, role: str) -> Any:
+    (x, counts), (dx, _) = primals, tangents
+    y = counted_p.bind(x, counts, role=role)
+    if type(dx) is ad.Zero:
+        return y, dx
+    return y, jnp.where(_over(counts, dx), dx, jnp.zeros_like(dx))
+
+
+def _counted_batched(values: Any, axes: Any, *, role: str) -> Any:
+    (x, counts), (of_x, of_counts) = values, axes
+    size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
+    x = batching.bdim_at_front(x, of_x, size)
+    if of_counts is not None:
+        counts = jnp.moveaxis(counts, of_counts, 0)
+    elif counts.ndim:
+        counts = jnp.broadcast_to(counts, (size, *counts.shape))
+    return counted_p.bind(x, counts, role=role), 0
+
+
+counted_p.def_impl(_counted)
+counted_p.def_abstract_eval(lambda x, counts, *, role: x)
+ad.primitive_jvps[counted_p] = _counted_jvp
+batching.primitive_batchers[counted_p] = _counted_batched
+mlir.register_lowering(counted_p, mlir.lower_fun(_counted, multiple_results=False))
 
 # Errors point at the user's line, not at ours.
 source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)
@@ -75,6 +120,19 @@ def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr, closed.consts)
 
 
+def part(eqn: JaxprEqn, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
+    """An equation that gives only some of its outputs, and which inputs those need."""
+
+    def some(*values: Any) -> list[Any]:
+        outputs = bind(eqn.primitive, eqn.params, values)
+        return [x for x, w in zip(outputs, wanted, strict=True) if w]
+
+    avals: list[Any] = [v.aval for v in eqn.invars]
+    closed = jax.make_jaxpr(some)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
+    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    return ClosedJaxpr(jaxpr, closed.consts), list(used)
+
+
 # --- Reading jaxprs ---------------------------------------------------------------------------
 
 # Calls: an equation that only wraps a jaxpr, by the name of the parameter that holds it.
@@ -100,6 +158,15 @@ def primitives_inside(params: dict[str, Any]) -> set[Primitive]:
             found.add(eqn.primitive)
             found |= primitives_inside(eqn.params)
     return found
+
+
+def communicates(params: dict[str, Any]) -> bool:
+    """Is there communication in the jaxprs of an equation?"""
+    return any(
+        eqn.primitive in (broadcast_p, sum_p) or communicates(eqn.params)
+        for jaxpr in inner_jaxprs(params)
+        for eqn in jaxpr.eqns
+    )
 
 
 def inner_constants(params: dict[str, Any]) -> list[Any]:
@@ -158,6 +225,11 @@ def where(*sources: Any) -> str:
         if path:
             return f"{path}:{position}" + (f" ({function}" if function else "")
     return "somewhere in a library"
+
+
+def current_source() -> Any:
+    """Where the equations that are made now belong."""
+    return source_info_util.current()
 
 
 @contextlib.contextmanager

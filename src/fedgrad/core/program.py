@@ -35,6 +35,7 @@ class Program:
     # Clients compute again what they would have to remember; None: `choice` decides.
     recompute: bool | None = False
     choice: Callable[[dict[str, Any]], Any] | None = None  # how a derivative is taken
+    derived: bool = False  # it is a derivative of another program
     signature: inspect.Signature = dataclasses.field(repr=False, default=None)  # type: ignore[assignment]
     # What has been made of the program: shared by copies, so that `.on(...)` compiles only once.
     made: dict[Any, Any] = dataclasses.field(repr=False, default_factory=dict)

@@ -1,5 +1,6 @@
 """From a program and its arguments to a checked graph of what the server and one client do."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 from fedgrad.core.check import check
 from fedgrad.core.cohort import Cohort, Population, view
 from fedgrad.core.errors import ArgumentError, CohortError
-from fedgrad.core.graph import Graph, Value
-from fedgrad.core.placement import SERVER, Placement
-from fedgrad.core.primitives import make_jaxpr
+from fedgrad.core.graph import Equation, Graph, Value
+from fedgrad.core.normal_form import traced
+from fedgrad.core.placement import ANYWHERE, SERVER, Placement
+from fedgrad.core.primitives import current_source, jax_primitives
 from fedgrad.core.program import Program
 
 
@@ -42,12 +44,12 @@ def struct(value: Value) -> jax.ShapeDtypeStruct:
 def trace(program: Program, arguments: Arguments) -> Traced:
     """Trace and check one client's view of the program."""
     structs = [struct(v) for v in arguments.values]
-    jaxpr, shape = make_jaxpr(
+    jaxpr, shape = traced(
         lambda *leaves: program.call(arguments.rebuild(list(leaves))),
         program.client_placements,
         *structs,
     )
-    graph = check(jaxpr, arguments.values)
+    graph = _constants_placed(check(jaxpr, arguments.values, derived=program.derived), program)
     for value in graph.outputs:
         if value.shared:
             raise ArgumentError.here(
@@ -55,6 +57,25 @@ def trace(program: Program, arguments: Arguments) -> Traced:
                 "it computes of them, for example data.count."
             )
     return Traced(graph, jax.tree.structure(shape))
+
+
+def _constants_placed(graph: Graph, program: Program) -> Graph:
+    """A constant that is returned (zeros like a client's value) is the server's, if the server does
+    anything at all, and else each client's."""
+    places = {v.at for v in graph.inputs} | {v.at for e in graph.equations for v in e.outputs}
+    if SERVER in places or len(program.client_placements) != 1:
+        return graph
+    (at,) = program.client_placements
+    copies = {
+        v: Equation(
+            jax_primitives.copy_p, {}, (v,), (Value(v.aval, at, v.origin),), at, current_source()
+        )
+        for v in graph.outputs
+        if v.at == ANYWHERE
+    }
+    outputs = tuple(copies[v].outputs[0] if v in copies else v for v in graph.outputs)
+    equations = (*graph.equations, *copies.values())
+    return dataclasses.replace(graph, equations=equations, outputs=outputs)
 
 
 def read_arguments(program: Program, arguments: dict[str, Any]) -> Arguments:

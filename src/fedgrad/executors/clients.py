@@ -128,7 +128,7 @@ def _total(x: Array) -> Array:
     x = x.astype(wide(x.dtype))
     while x.shape[0] > 64:
         full = x.shape[0] // 16 * 16
-        grouped = x[:full].reshape(-1, 16, *x.shape[1:]).sum(1, dtype=x.dtype)
+        grouped = x[:full].reshape(full // 16, 16, *x.shape[1:]).sum(1, dtype=x.dtype)
         x = jnp.concatenate([grouped, x[full:]]) if full < x.shape[0] else grouped
     return x.sum(0, dtype=x.dtype)
 
@@ -157,6 +157,7 @@ def _joined(kept: Array, n: int, chunk: int) -> Array:
     """Chunks (steps, chunk, ...) as clients (n, ...), without those that the last one repeats."""
     if n % chunk == 0:
         return kept.reshape(n, *kept.shape[2:])
-    rest = n - (kept.shape[0] - 1) * chunk
-    whole = kept[:-1].reshape(-1, *kept.shape[2:])
+    full = (kept.shape[0] - 1) * chunk
+    rest = n - full
+    whole = kept[:-1].reshape(full, *kept.shape[2:])
     return jnp.concatenate([whole, kept[-1, chunk - rest :]])

@@ -1,7 +1,7 @@
 """The whole plan as one function that JAX compiles: many clients at a time, on any devices."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from fedgrad.core.control import Scan
 from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import read
 from fedgrad.core.placement import is_client
-from fedgrad.core.primitives import jax_primitives
+from fedgrad.core.primitives import counted_p, jax_primitives
 from fedgrad.core.program import Program
 from fedgrad.core.trace import Arguments, read_arguments
 from fedgrad.executors.clients import Clients, Work, map_sum
@@ -137,11 +137,14 @@ class _Vectorised(Walk):
             return results[: len(exchange.up)], results[len(exchange.up) :]
 
         plain = default_rules()
-        work = Work(functools.partial(one, plain))
+        fast: dict[Any, Any] = dict(plain)
+        if any(e.primitive is counted_p for e in stage.equations):
+            fast[counted_p] = _as_it_is
         if exchange.placement in self.ragged or ends_early(stage.equations):
-            fast: dict[Any, Any] = {**plain, jax_primitives.dynamic_slice_p: one_by_one}
+            fast[jax_primitives.dynamic_slice_p] = one_by_one
             fast[jax_primitives.scan_p] = early_exit(fast)
-            work = Work(functools.partial(one, fast), functools.partial(one, plain))
+        to_derive = functools.partial(one, plain) if fast != plain else None
+        work = Work(functools.partial(one, fast), to_derive)
         run = functools.partial(map_sum, work, clients)
         down = [read(env, sent) for sent, _ in exchange.down] + [env[v] for v in constants]
         values = (seats.taken, down, [env[v] for v in stores], [env[v] for v in each])
@@ -176,6 +179,12 @@ class _Vectorised(Walk):
             bodies[0] = functools.partial(self.run, loop.bodies[0])
         assert loop.control is not None
         return loop.control.rebuilt(inputs, bodies)
+
+
+def _as_it_is(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any] | None:
+    """What a client's value is computed from matters only to derivatives; run, it is the same for
+    all clients, and stays so."""
+    return [inputs[0]] if params["role"] == "source" else None
 
 
 def _time_first(x: Any, at: str) -> Any:

@@ -180,6 +180,12 @@ def _local_copy(equation: Equation) -> Equation:
     )
 
 
+def is_local_copy(equation: Equation) -> bool:
+    """Was this equation a broadcast?"""
+    of_constant = all(v.at == ANYWHERE for v in equation.inputs)
+    return equation.primitive is jax_primitives.copy_p and is_client(equation.at) and of_constant
+
+
 def _with_kept(steps: Sequence[Step], graph: Graph) -> list[Step]:
     """Give each stage, as outputs, what later steps read of it: what the client remembers."""
     made: dict[Value, int] = {}

@@ -1,0 +1,88 @@
+"""A cond that is pulled back through.
+
+JAX's own way back hands over what the branches remember in slots that they share, in which one
+branch's value of a client can meet the other's of the server. Here a branch has slots of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Branch = Callable[[list[Any]], list[Any]]
+
+
+def pulled_cond(
+    index: Any, operands: list[Any], branches: Sequence[Branch], remember: bool
+) -> list[Any]:
+    """`branches[index](operands)`. `remember`: what the way back needs is kept; if not, the way
+    back runs the branch again, and so asks again whom the branch asks."""
+    halves = [partial(_halves, branch) for branch in branches]
+
+    @jax.custom_vjp
+    def cond(index: Any, operands: list[Any]) -> list[Any]:
+        return list(jax.lax.switch(index, branches, operands))
+
+    def again(index: Any, operands: list[Any]) -> tuple[list[Any], Any]:
+        return cond(index, operands), operands
+
+    def back_again(half: Any, operands: list[Any], cotangents: list[Any]) -> list[Any]:
+        return list(half(operands)[1](cotangents)[0])
+
+    # How each branch pulls back: a tree whose leaves are what it remembers.
+    pulls = [jax.eval_shape(half, operands)[1] for half in halves] if remember else []
+    slots = [jax.tree.leaves(pull) for pull in pulls]
+
+    def keeping(index: Any, operands: list[Any]) -> tuple[list[Any], Any]:
+        def run(k: int, operands: list[Any]) -> tuple[list[Any], Any]:
+            outputs, pull = halves[k](operands)
+            kept = [[jnp.zeros(s.shape, s.dtype) for s in own] for own in slots]
+            kept[k] = jax.tree.leaves(pull)
+            return outputs, kept
+
+        runs = [partial(run, k) for k in range(len(halves))]
+        return jax.lax.switch(index, runs, operands)
+
+    def back_kept(k: int, kept: Any, cotangents: list[Any]) -> list[Any]:
+        return list(jax.tree.unflatten(jax.tree.structure(pulls[k]), kept[k])(cotangents)[0])
+
+    def forward(index: Any, operands: list[Any]) -> tuple[list[Any], Any]:
+        outputs, kept = (keeping if remember else again)(index, operands)
+        return outputs, (index, kept)
+
+    def backward(saved: Any, cotangents: list[Any]) -> Any:
+        index, kept = saved
+        slopes = [ct for ct in cotangents if ct.dtype != jax.dtypes.float0]
+        if remember:
+            ways = [partial(back_kept, k) for k in range(len(halves))]
+        else:
+            ways = [partial(back_again, half) for half in halves]
+        pulled = iter(jax.lax.switch(index, ways, kept, slopes))
+        return _zero(index), [next(pulled) if _moves(x) else _zero(x) for x in operands]
+
+    cond.defvjp(forward, backward)
+    return cond(index, operands)
+
+
+def _halves(branch: Branch, operands: list[Any]) -> tuple[list[Any], Any]:
+    """The outputs of a branch, and how cotangents of the floating ones are pulled back to the
+    floating operands."""
+
+    def run(xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        rest = iter(xs)
+        outputs = branch([next(rest) if _moves(x) else x for x in operands])
+        return [y for y in outputs if _moves(y)], outputs
+
+    _, pull, outputs = jax.vjp(run, [x for x in operands if _moves(x)], has_aux=True)
+    return outputs, pull
+
+
+def _moves(x: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
+
+
+def _zero(x: Any) -> Any:
+    return np.zeros(jnp.shape(x), jax.dtypes.float0)
