@@ -661,6 +661,150 @@ def ragged_sgd(lr, w, data):
     return jnp.sum(fg.mean(data.fold(step, start, 2), weights=data.count) ** 2)
 
 
+# --- what once went wrong -----------------------------------------------------------------------
+
+
+def _some_dropped(n: int) -> tuple[Any, ...]:
+    """Of many clients, one has bad data and one an infinite slope; neither counts."""
+    x, z, w = normal(0, 3), np.array(normal(1, n, 3)), np.arange(1.0, n + 1)
+    if n > 2:
+        z[0], z[1], w[:2] = np.nan, x, 0
+    return x, jnp.asarray(z), jnp.asarray(w)
+
+
+def _dropped_clients(x, z, w):
+    kept = np.flatnonzero(np.asarray(w))
+    return jnp.average(jax.vmap(lambda row: jnp.linalg.norm(x - row))(z[kept]), weights=w[kept])
+
+
+@case(_some_dropped, _dropped_clients, rounds=1)
+@fg.program(z=fg.CLIENTS, w=fg.CLIENTS)
+def dropped_clients(x, z, w):
+    return fg.mean(jnp.linalg.norm(fg.broadcast(x) - z), weights=w)
+
+
+@case(_some_dropped, lambda x, z, w: _dropped_clients(x, z, w) * w.sum(), rounds=1)
+@fg.program(z=fg.CLIENTS, w=fg.CLIENTS)
+def dropped_and_counted(x, z, w):
+    """What a client does for a mean in which it does not count, it does inside of a jit, and uses
+    for a sum in which it does count."""
+    norm = jax.jit(lambda v: jnp.linalg.norm(v - z))
+    mean = jax.jit(lambda loss: fg.mean(loss, weights=w))(norm(fg.broadcast(x)))
+    return mean * fg.sum(w)
+
+
+def _on_sphere(w, batch, mask):
+    """A loss that is singular at zero: rows of zeros would make it NaN, masked or not."""
+    rows = batch["x"] / jnp.linalg.norm(batch["x"], axis=1, keepdims=True)
+    return jnp.sum(jnp.where(mask, (rows @ w) ** 2, 0)) / jnp.sum(mask)
+
+
+def _singular_at_zero(w, data):
+    clients = unpadded(data)
+    steps = []
+    for one in clients:
+        local = w
+        for start in range(0, len(one["y"]), 4):
+            part = jax.tree.map(lambda leaf, s=start: leaf[s : s + 4], one)
+            local = local - 0.3 * jax.grad(_on_sphere)(local, part, jnp.ones(len(part["y"]), bool))
+        steps.append(local)
+    return jnp.sum((sum(steps) / len(steps)) ** 2)
+
+
+@case(lambda n: (normal(0, 2), fg.cohort(ragged_clients(n))), _singular_at_zero, rounds=1)
+@fg.program(data=fg.CLIENTS)
+def singular_at_zero(w, data):
+    def step(local, batch, mask):
+        return local - 0.3 * jax.grad(_on_sphere)(local, batch, mask)
+
+    return jnp.sum(fg.mean(data.fold(step, fg.broadcast(w), 4)) ** 2)
+
+
+def _vmapped_while(x, z):
+    total = 0.0
+    for row, times in zip(x, (1, 3), strict=True):
+        for _ in range(times):
+            row = row + 0.5 * jnp.cos(row * z).mean(0)
+        total = total + jnp.sum(row**2)
+    return total
+
+
+@case(
+    lambda n: (normal(0, 2, 3), normal(1, n, 3)),
+    _vmapped_while,
+    rounds=1,
+    decided=True,
+    reverse=False,
+)
+@fg.program(z=fg.CLIENTS)
+def vmapped_while(x, z):
+    """Under vmap every row ends when it is done."""
+
+    def one(row, times):
+        def body(state):
+            i, row = state
+            return i + 1, row + 0.5 * fg.mean(jnp.cos(fg.broadcast(row) * z))
+
+        return jax.lax.while_loop(lambda state: state[0] < times, body, (0, row))[1]
+
+    return jnp.sum(jax.vmap(one)(x, jnp.array([1, 3])) ** 2)
+
+
+def _cond_with_dead_communication(x, z):
+    scale = jnp.where(x.sum() > 0, 2.0, 1.0)
+    second = jnp.where(x.sum() > 0, (x * z).mean(0), x)
+    return (x * (z * scale) ** 2).sum() + jnp.sum(jnp.sign(second))
+
+
+@case(server_and_clients, _cond_with_dead_communication, rounds=3, decided=True, carries=True)
+@fg.program(z=fg.CLIENTS)
+def cond_with_dead_communication(x, z):
+    """The sum inside of the cond has no derivative; what is left of the cond only clients do."""
+    here = fg.broadcast(x)
+    mine, ours = jax.lax.cond(jnp.sum(x) > 0, lambda: (z * 2.0, fg.mean(here * z)), lambda: (z, x))
+    return fg.sum(jnp.sum(here * mine**2)) + jnp.sum(jnp.sign(ours))
+
+
+def _cond_in_scan(x, z):
+    for i in range(3):
+        if i % 2:
+            x, z = x + jnp.cos(x * z).mean(0), z * 0.5
+        else:
+            x, z = jnp.sin(x), z * x
+    return jnp.sum(x) + jnp.sum(z)
+
+
+@case(server_and_clients, _cond_in_scan, rounds=4, decided=True, carries=True)
+@fg.program(z=fg.CLIENTS)
+def cond_in_scan(x, z):
+    """Each branch keeps values of the server and of clients for the way back."""
+
+    def body(carry, i):
+        return jax.lax.cond(
+            i % 2 == 1,
+            lambda x, z: (x + fg.mean(jnp.cos(fg.broadcast(x) * z)), z * 0.5),
+            lambda x, z: (jnp.sin(x), z * fg.broadcast(x)),
+            *carry,
+        ), None
+
+    (x, z), _ = jax.lax.scan(body, (x, z), jnp.arange(3))
+    return jnp.sum(x) + fg.sum(jnp.sum(z))
+
+
+@case(
+    server_and_clients,
+    lambda x, z: ((x * z).sum(0), (x * z)[:, :0]),
+    rounds=1,
+    scalar=False,
+    client_outputs=(1,),
+)
+@fg.program(z=fg.CLIENTS)
+def nothing_each(x, z):
+    """Every client returns an array of size zero."""
+    product = fg.broadcast(x) * z
+    return fg.sum(product), product[:0]
+
+
 # --- comparing ----------------------------------------------------------------------------------
 
 

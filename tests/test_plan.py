@@ -368,7 +368,7 @@ def test_the_audit_lists_every_sum_with_its_line():
         return fg.sum(y), fg.sum(fg.broadcast(jnp.max(fg.sum(y))) * y[0].astype(jnp.float32))
 
     audit = fg.plan(f, X, Z).audit()
-    assert audit.ok and audit.findings == ()
+    assert audit.only_sums and audit.findings == ()
     facts = [(r.round, r.placement, r.shape, r.dtype, r.size, r.clients) for r in audit.releases]
     assert facts == [
         (1, "clients", (3,), "float64", 3, 4),
@@ -405,7 +405,7 @@ def test_releases_are_the_traffic():
 
 def test_a_sum_over_one_client_is_no_secret():
     audit = fg.plan(stateful, X, Z[:1]).audit()
-    assert not audit.ok
+    assert not audit.only_sums
     assert "one client" in audit.findings[0] and "! " in str(audit)
 
 

@@ -66,18 +66,26 @@ class Explanation:
                 parts.append(f"{row.mode} costs {_number(row.price)}{_times(row, auto)}.")
             else:
                 parts.append(f"{row.mode} costs the same.")
+        plan = auto.plan
+        parts.append(
+            f"The server holds {_bytes(plan.server_memory)} at once and does "
+            f"{_count(plan.server_work)} operations."
+        )
         return " ".join(parts)
 
     def __rich__(self) -> Group:
         table = Table(box=box.SIMPLE_HEAVY, title=f"differentiating {self.program.name}")
-        for name in ("mode", "rules", "rounds", "down", "up", "again", "memory", "price"):
+        for name in ("mode", "rules", "rounds", "down", "up", "again", "memory", "server", "price"):
             left = name in ("mode", "rules", "again")
             table.add_column(name, justify="left" if left else "right", no_wrap=name == "mode")
         table.add_row(*_cells("no grad", self.program, None), style="dim")
         for row in self.rows:
             style = "bold green" if row.mode == "auto" else "" if row.allowed else "dim red"
             table.add_row(*_cells(row.mode, row.plan, row), style=style)
-        note = Text("scalars (bytes) per client; again: who is addressed in more than one round")
+        note = Text(
+            "scalars (bytes) per client; again: who is addressed in more than one round; memory: "
+            "of a client between rounds; server: what it holds at once (estimated)"
+        )
         return Group(table, Text(self.reason), Text(note.plain, style="dim"))
 
     def __str__(self) -> str:
@@ -140,7 +148,7 @@ def _is_scalar(primal: Plan, has_aux: bool) -> bool:
 
 def _cells(name: str, row: Plan | None, source: Row | None) -> list[str]:
     if row is None:
-        return [name, *["-"] * 7]
+        return [name, *["-"] * 8]
     full = source or Row(name, row, None, True)
     (down, up), (down_bytes, up_bytes) = row.scalars, row.bytes
     memory = max(row.client_memory.values(), default=0)
@@ -152,6 +160,7 @@ def _cells(name: str, row: Plan | None, source: Row | None) -> list[str]:
         f"{up:,} ({_bytes(up_bytes)})",
         ", ".join(row.readdressed) or "nobody",
         _bytes(memory),
+        _bytes(row.server_memory),
         "" if full.price is None else _number(full.price) + ("" if full.allowed else " ✗"),
     ]
 
@@ -160,6 +169,15 @@ def _bytes(n: float) -> str:
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if n < 1000 or unit == "TB":
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    raise AssertionError
+
+
+def _count(n: float) -> str:
+    """A number of operations: 950, 12k, 3.4M."""
+    for unit in ("", "k", "M", "G", "T"):
+        if n < 1000 or unit == "T":
+            return f"{n:.0f}{unit}" if n >= 100 or unit == "" else f"{n:.1f}{unit}"
         n /= 1000
     raise AssertionError
 

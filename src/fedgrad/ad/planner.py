@@ -27,7 +27,11 @@ EXHAUSTIVE = 3  # rounds of which every vector of rules is traced
 
 @dataclass(frozen=True)
 class CostModel:
-    """What the network costs: prices per byte down and up (per client), and per round trip.
+    """What a plan costs: prices per byte down and up (per client), and per round trip; and of the
+    server, per byte that it holds at once and per operation that it does.
+
+    The server's prices are zero by default: then what it holds and does decides between plans that
+    cost the network the same.
 
     `readdress`: may a derivative ask clients again that the program itself asks only once? By
     default not: in most federations the same clients cannot be had twice. `client_memory`: bytes
@@ -39,9 +43,11 @@ class CostModel:
     round_trip: float = 0.0
     readdress: bool = False
     client_memory: int | None = None
+    server_memory: float = 0.0
+    server_work: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("down", "up", "round_trip"):
+        for name in ("down", "up", "round_trip", "server_memory", "server_work"):
             price = getattr(self, name)
             if not (isinstance(price, int | float) and math.isfinite(price) and price >= 0):
                 raise ArgumentError.here(f"CostModel({name}={price!r}): a price is a number >= 0.")
@@ -52,7 +58,13 @@ class CostModel:
     def price(self, plan: Plan) -> float:
         """The price of running a plan once, per client."""
         down, up = plan.bytes
-        return self.down * down + self.up * up + self.round_trip * plan.rounds
+        network = self.down * down + self.up * up + self.round_trip * plan.rounds
+        server = self.server_memory * plan.server_memory + self.server_work * plan.server_work
+        return network + server
+
+    def order(self, plan: Plan) -> tuple[float, int, int]:
+        """What makes one plan better than another: its price, and then what the server needs."""
+        return self.price(plan), plan.server_memory, plan.server_work
 
     @staticmethod
     def asked_more(plan: Plan, program: Plan) -> list[str]:
@@ -83,14 +95,17 @@ class Choice:
     recompute: bool = False
 
 
+Priced = tuple[tuple[float, int, int], Choice]  # what orders choices, and the choice
+
+
 def choose(subject: Subject, cost: CostModel) -> Choice:
     """The cheapest choice that the cost model allows."""
     if not subject.units and cost.client_memory is None:
         return Choice(())  # there is nothing to choose
     program = _plan(subject, subject.graph, recompute=False)
-    prices: dict[Rules, tuple[float, Choice] | None] = {}
+    prices: dict[Rules, Priced | None] = {}
 
-    def price(rules: Rules) -> tuple[float, Choice] | None:
+    def price(rules: Rules) -> Priced | None:
         if rules not in prices:
             prices[rules] = _price(subject, rules, cost, program)
         return prices[rules]
@@ -107,9 +122,7 @@ def choose(subject: Subject, cost: CostModel) -> Choice:
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def _price(
-    subject: Subject, rules: Rules, cost: CostModel, program: Plan
-) -> tuple[float, Choice] | None:
+def _price(subject: Subject, rules: Rules, cost: CostModel, program: Plan) -> Priced | None:
     graph = derived_graph(subject, rules)
     if graph is None:
         return None
@@ -117,9 +130,9 @@ def _price(
     for recompute in (False, True):
         plan = _plan(subject, graph, recompute)
         if cost.allows(plan, program):
-            price = cost.price(plan)
-            if best is None or price < best[0]:
-                best = price, Choice(rules, recompute)
+            order = cost.order(plan)
+            if best is None or order < best[0]:
+                best = order, Choice(rules, recompute)
         if not recompute and not any(plan.client_memory.values()):
             break  # nothing is remembered, so there is nothing to recompute
     return best
@@ -154,9 +167,7 @@ def _plan(subject: Subject, graph: Graph, recompute: bool) -> Plan:
     return Plan(subject.name, cut(graph, recompute), anyhow_many, None)
 
 
-def _promising(
-    subject: Subject, price: Callable[[Rules], tuple[float, Choice] | None]
-) -> list[Rules]:
+def _promising(subject: Subject, price: Callable[[Rules], Priced | None]) -> list[Rules]:
     """The cheapest vectors if the price of a round does not depend on the rules of the others:
     each rule of each round is priced alone, among local ones; then, for every place to turn from
     forward to backward, each round takes its cheapest rule."""
@@ -165,7 +176,7 @@ def _promising(
 
     def cheap(rules: Rules) -> float:
         found = price(rules)
-        return math.inf if found is None else found[0]
+        return math.inf if found is None else found[0][0]
 
     more = {
         (i, rule): cheap((*local[:i], rule, *local[i + 1 :]))

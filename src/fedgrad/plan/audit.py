@@ -1,17 +1,23 @@
-"""What leaves clients: only sums can, and here they are all listed."""
+"""What leaves clients: only sums can, and here they are all listed, with what is plain to see."""
 
 from dataclasses import dataclass
 
 from fedgrad.core.misuse import describe
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import where
+from fedgrad.plan.exposure import can_dominate, traits
 from fedgrad.plan.plan import Plan, exchanges
 from fedgrad.plan.stages import Steps
 
 
 @dataclass(frozen=True)
 class Release:
-    """One value that clients add into a sum."""
+    """One value that clients add into a sum.
+
+    `raw`: the value is an argument of the client itself, at most moved or combined linearly.
+    `picked`: it depends on which client this is, so that the sum can be made of one client's part.
+    `dominated`: no bound is seen, so that one client can make the sum what it likes.
+    """
 
     round: int
     placement: str
@@ -20,23 +26,39 @@ class Release:
     size: int
     source: str  # the user's line that made the value
     clients: int  # over how many the sum goes
+    raw: bool = False
+    picked: bool = False
+    dominated: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader should look at."""
+        said = {
+            "raw data of the client": self.raw,
+            "depends on which client it is": self.picked,
+            "one client can dominate it": self.dominated,
+        }
+        return tuple(words for words, true in said.items() if true)
 
     def __str__(self) -> str:
+        marks = f" ({'; '.join(self.marks)})" if self.marks else ""
         return (
             f"round {self.round}: sum over {self.placement} ×{self.clients} of "
-            f"{self.dtype}{list(self.shape)}, {self.source}"
+            f"{self.dtype}{list(self.shape)}, {self.source}{marks}"
         )
 
 
 @dataclass(frozen=True)
 class Audit:
-    """`ok`: everything that leaves a client is summed with what at least one other client sends."""
+    """Everything that leaves clients. What a sum tells about one client is not something that can
+    be read off a program: `releases` are marked where it is plain to see that it may be much."""
 
     releases: tuple[Release, ...]
     findings: tuple[str, ...]
 
     @property
-    def ok(self) -> bool:
+    def only_sums(self) -> bool:
+        """Does everything leave in a sum with what at least one other client sends?"""
         return not self.findings
 
     def __str__(self) -> str:
@@ -45,25 +67,31 @@ class Audit:
 
 
 def audit(plan: Plan) -> Audit:
-    releases = tuple(
-        Release(
-            number,
-            x.placement,
-            tuple(sent.aval.shape),
-            str(sent.aval.dtype),
-            sent.size,
-            where(sent.origin[1]) if isinstance(sent.origin, tuple) else describe(sent),
-            plan.clients[x.placement],
-        )
-        for number, x, _ in exchanges(plan.steps)
-        for sent, _ in x.up
-    )
+    releases = []
+    for number, x, _ in exchanges(plan.steps):
+        known = traits(x, plan.steps.indices.values())
+        for sent, _ in x.up:
+            trait = known[sent]
+            releases.append(
+                Release(
+                    number,
+                    x.placement,
+                    tuple(sent.aval.shape),
+                    str(sent.aval.dtype),
+                    sent.size,
+                    where(sent.origin[1]) if isinstance(sent.origin, tuple) else describe(sent),
+                    plan.clients[x.placement],
+                    trait.raw,
+                    trait.indexed,
+                    can_dominate(sent, trait),
+                )
+            )
     alone = [
         f"{placement} is one client, so its sum is that client's own value"
         for placement in dict.fromkeys(r.placement for r in releases)
         if plan.clients[placement] == 1
     ]
-    return Audit(releases, tuple([*_leaks(plan.steps), *alone]))
+    return Audit(tuple(releases), tuple([*_leaks(plan.steps), *alone]))
 
 
 def _leaks(steps: Steps) -> list[str]:

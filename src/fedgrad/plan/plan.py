@@ -11,6 +11,7 @@ from fedgrad.core.graph import Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import Arguments, read_arguments, struct, trace
+from fedgrad.plan import server
 from fedgrad.plan.cut import cut
 from fedgrad.plan.stages import Exchange, Loop, Steps
 
@@ -99,6 +100,16 @@ class Plan:
     def client_memory(self) -> dict[str, int]:
         """Bytes that a client must keep between rounds, at most, by placement."""
         return {placement: _memory(self.steps, placement) for placement in self.clients}
+
+    @functools.cached_property
+    def server_memory(self) -> int:
+        """Bytes that the server holds at once, at most: an estimate from the shapes."""
+        return server.memory(self.steps)
+
+    @functools.cached_property
+    def server_work(self) -> int:
+        """Operations on numbers that the server does: an estimate from the shapes."""
+        return server.work(self.steps)
 
     def audit(self) -> Any:
         """Every value that leaves a client, in which round, through which sum."""

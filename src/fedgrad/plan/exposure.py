@@ -1,0 +1,149 @@
+"""What can be seen of a client's part in a sum, by looking at how the part was made.
+
+These are marks for a reader, not proofs: they find what is written plainly in the program. What no
+mark is set for may still give a client away.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedgrad.core.graph import Equation, Value
+from fedgrad.core.primitives import CALLS, JaxprEqn, Literal, closed, primitives_inside
+from fedgrad.plan.stages import Exchange
+
+# Operations that only move, pick or convert what they are given.
+_MOVES = frozenset(
+    ("convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose")
+    + ("slice", "dynamic_slice", "dynamic_update_slice", "gather", "concatenate", "copy", "rev")
+    + ("pad", "stop_gradient", "counted", "select_n")
+)
+_COMBINES = {"mul", "add", "sub", "neg", "div", "dot_general", "reduce_sum"}
+_BOUNDED = frozenset(
+    ("tanh", "logistic", "sin", "cos", "sign", "erf", "is_finite")
+    + ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor")
+)
+_OF_BOUNDED = _MOVES | frozenset(
+    ("mul", "dot_general", "cumsum", "sqrt", "cbrt", "real", "imag", "argmax", "argmin")
+    + ("reduce_sum", "reduce_or", "reduce_and", "reduce_max", "reduce_min", "reduce_precision")
+    + ("round", "floor", "ceil", "exp2", "atan2")
+)
+
+
+@dataclass(frozen=True)
+class Trait:
+    """What is known of one value at a client.
+
+    `raw`: it is an argument of the client, at most moved, picked or combined linearly with
+    constants and other arguments. `indexed`: it depends on which client this is, other than through
+    randomness. `low`, `high`: it has a bound that does not depend on the client's data.
+    """
+
+    raw: bool = False
+    indexed: bool = False
+    low: bool = False
+    high: bool = False
+    constant: bool = False
+
+    @property
+    def bounded(self) -> bool:
+        return self.low and self.high
+
+
+CONSTANT = Trait(low=True, high=True, constant=True)
+SENT = Trait(low=True, high=True)  # it is the same for all clients
+OWN = Trait(raw=True)
+INDEX = Trait(indexed=True, low=True, high=True, constant=True)
+
+
+def traits(exchange: Exchange, indices: Iterable[Value]) -> dict[Value, Trait]:
+    """What is known of the values that clients add up in an exchange."""
+    known = {received: SENT for _, received in exchange.down}
+    for v in exchange.own:
+        kept = not isinstance(v.origin, str)  # made in an earlier round: what it was is not seen
+        known[v] = Trait() if kept else OWN
+    known.update((v, INDEX) for v in indices)
+
+    def of(v: Value) -> Trait:
+        return CONSTANT if v.constant is not None else known.get(v, CONSTANT)
+
+    for equation in exchange.stage.equations:
+        found = _results(equation, [of(v) for v in equation.inputs], len(equation.outputs))
+        known.update(zip(equation.outputs, found, strict=True))
+    return {sent: of(sent) for sent, _ in exchange.up}
+
+
+def _results(eqn: Equation | JaxprEqn, inputs: Sequence[Trait], count: int) -> list[Trait]:
+    if eqn.primitive in CALLS and not getattr(eqn, "indexed", False):
+        return _through(closed(eqn.params[CALLS[eqn.primitive]]).jaxpr, inputs)
+    return [_result(eqn.primitive.name, eqn.params, inputs)] * count
+
+
+def _through(jaxpr: Any, inputs: Sequence[Trait]) -> list[Trait]:
+    known: dict[Any, Trait] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def of(atom: Any) -> Trait:
+        return CONSTANT if isinstance(atom, Literal) else known.get(atom, CONSTANT)
+
+    for eqn in jaxpr.eqns:
+        found = _results(eqn, [of(v) for v in eqn.invars], len(eqn.outvars))
+        known.update(zip(eqn.outvars, found, strict=True))
+    return [of(v) for v in jaxpr.outvars]
+
+
+def _result(name: str, params: Mapping[str, Any], inputs: Sequence[Trait]) -> Trait:
+    if all(t.constant and not t.indexed for t in inputs):
+        return CONSTANT
+    drawn = name.startswith("random_") or any(
+        p.name.startswith("random_") for p in primitives_inside(dict(params))
+    )
+    low, high = _bounds(name, params, inputs)
+    plain = all(t.raw or t.constant for t in inputs)
+    linear = name in _COMBINES and (name not in ("mul", "dot_general", "div") or plain)
+    return Trait(
+        raw=plain and any(t.raw for t in inputs) and (name in _MOVES or linear),
+        indexed=any(t.indexed for t in inputs) and not drawn,
+        low=low,
+        high=high,
+        constant=all(t.constant for t in inputs),
+    )
+
+
+def _bounds(name: str, params: Mapping[str, Any], inputs: Sequence[Trait]) -> tuple[bool, bool]:
+    everything = all(t.bounded for t in inputs)
+    if name in _BOUNDED:
+        return True, True
+    if name == "clamp":
+        return inputs[0].low or inputs[1].low, inputs[2].high or inputs[1].high
+    if name in ("max", "min"):
+        low, high = [t.low for t in inputs], [t.high for t in inputs]
+        return (any(low), all(high)) if name == "max" else (all(low), any(high))
+    if name in ("add", "neg", "sub", "abs", "exp", "square", "integer_pow"):
+        return _arithmetic(name, params, inputs)
+    if name == "div":
+        return (everything, everything) if inputs[1].constant else (False, False)
+    return everything and name in _OF_BOUNDED, everything and name in _OF_BOUNDED
+
+
+def _arithmetic(name: str, params: Mapping[str, Any], inputs: Sequence[Trait]) -> tuple[bool, bool]:
+    a = inputs[0]
+    if name == "neg":
+        return a.high, a.low
+    if name == "exp":
+        return True, a.high
+    if name in ("abs", "square", "integer_pow"):
+        power = params.get("y", 2)
+        if power < 0:
+            return False, False
+        return a.bounded or power % 2 == 0, a.bounded
+    b = inputs[1]
+    if name == "sub":
+        return a.low and b.high, a.high and b.low
+    return a.low and b.low, a.high and b.high
+
+
+def can_dominate(value: Value, trait: Trait) -> bool:
+    """Can one client make the sum what it likes, as far as can be seen?"""
+    return not trait.bounded and value.aval.dtype != jnp.bool_
