@@ -72,7 +72,8 @@ def map_sum(
         up, kept = _vmap(work, n, down, shared, each)
         return [_total(_where(counts, x)) for x in up], kept
 
-    def step(carry: Any, i: Array) -> tuple[Any, list[Array]]:
+    def step(carry: Any, _: None) -> tuple[Any, list[Array]]:
+        i, totals = carry
         start = jnp.minimum(i * chunk, n - chunk)
         # The last chunk is moved back to be full; the clients it repeats are left out of its sum.
         now = start + jnp.arange(chunk) >= i * chunk if n % chunk else None
@@ -82,14 +83,16 @@ def map_sum(
         mine = [jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in each]
         up, kept = _vmap(work, chunk, down, shared, mine)
         sums = [_total(_where(now, x)) for x in up]
-        return [add(c, s) for c, s in zip(carry, sums, strict=True)], kept
+        return (i + 1, [add(c, s) for c, s in zip(totals, sums, strict=True)]), kept
 
     steps = -(-n // chunk)
     # A few roundings are harmless; many need to be made up for.
     add = _add_exactly if steps > 64 else _add
     zero = [jnp.zeros(s.shape, wide(s.dtype)) for s in clients.sums]
-    carry, kept = jax.lax.scan(step, [(z, z) for z in zero], jnp.arange(steps))
-    return [s + c for s, c in carry], [_joined(k, n, chunk) for k in kept]
+    # The chunks are counted along: a list of their numbers would grow with the cohort.
+    first = (jnp.int32(0), [(z, z) for z in zero])
+    (_, totals), kept = jax.lax.scan(step, first, None, length=steps)
+    return [s + c for s, c in totals], [_joined(k, n, chunk) for k in kept]
 
 
 def _vmap(
