@@ -661,6 +661,31 @@ def ragged_sgd(lr, w, data):
     return jnp.sum(fg.mean(data.fold(step, start, 2), weights=data.count) ** 2)
 
 
+def _unit(x):
+    """Rows of length one: infinitely steep, and not a number, where a row is zero."""
+    return x / jnp.sqrt(jnp.sum(x**2, -1, keepdims=True))
+
+
+def _singular_at_zero(w, data):
+    return sum(jnp.mean((_unit(one["x"]) @ w) ** 2) for one in unpadded(data)) / len(data)
+
+
+@case(
+    lambda n: (normal(0, 2), fg.cohort(ragged_clients(n))),
+    _singular_at_zero,
+    rounds=1,
+)
+@fg.program(data=fg.CLIENTS)
+def singular_at_zero(w, data):
+    """What is read past a client's last example is masked, but is an example all the same."""
+    here = fg.broadcast(w)
+
+    def add(total, batch, mask):
+        return total + jnp.sum(mask * (_unit(batch["x"]) @ here) ** 2)
+
+    return fg.mean(data.fold(add, jnp.zeros(()), 4) / data.count)
+
+
 # --- comparing ----------------------------------------------------------------------------------
 
 

@@ -418,6 +418,50 @@ def test_training_and_tuning_run_unchanged():
     assert len(set(there.history["hyper.server.learning_rate"])) > 1
 
 
+def _squares(x):
+    return jnp.sum(x**2, -1)
+
+
+# Losses that are infinite, or no number, on an example that does not exist.
+ILL = {
+    "singular at zero": lambda w, batch: (batch["x"] @ w) ** 2 / _squares(batch["x"]),
+    "logarithm": lambda w, batch: jnp.log(_squares(batch["x"])) * jnp.sum(w**2),
+    "root": lambda w, batch: jnp.sqrt(_squares(batch["x"] * w)),
+}
+ALGORITHMS = {
+    "fed_sgd": lambda loss: fg.fed_sgd(loss, 0.1, batch_size=4),
+    "fed_avg": lambda loss: fg.fed_avg(loss, client_learning_rate=0.1, batch_size=4),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("loss", ILL)
+def test_spare_rows_are_examples_on_every_executor(loss, algorithm):
+    rng = np.random.default_rng(0)
+    clients = [{"x": rng.normal(size=(n, 2))} for n in (5, 2, 9)]
+    made, nodes = ALGORITHMS[algorithm](ILL[loss]), flower(InProcess.of(clients))
+    found = []
+    for population, executor in (
+        (fg.population(clients), REFERENCE),
+        (fg.population(clients), None),
+        (nodes.population(), nodes),
+    ):
+        result = fg.fit(
+            made,
+            population,
+            params=jnp.ones(2),
+            rounds=2,
+            cohort_size=3,
+            key=jax.random.key(0),
+            executor=executor,
+            progress=False,
+        )
+        assert np.isfinite(result.params).all()
+        found.append(result.params)
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
+
+
 # --- sent once, traced once ---------------------------------------------------------------------
 
 
