@@ -595,7 +595,9 @@ def test_misuse():
     _error(lambda: executor.population("z").sample(jax.random.key(0), 4), fg.CohortError, "1 to 3")
     _error(lambda: executor.population("z").select([1, 1]), fg.CohortError, "different")
     _error(lambda: executor.population("z").select([9]), fg.CohortError, "no client 9")
-    _error(lambda: flower(transport, missing="skip"), fg.ArgumentError, "Known: drop, fail")
+    _error(
+        lambda: flower(transport, missing="skip"), fg.ArgumentError, "Known: drop, fail, restart"
+    )
     _error(lambda: flower(transport, deadline=0), fg.ArgumentError, "deadline is positive")
     _error(lambda: flower(object()), fg.ArgumentError, "address of a SuperLink")
     _error(lambda: flower(transport, insecure=True), fg.ArgumentError, "address of a SuperLink")
