@@ -24,8 +24,8 @@ from fedgrad.federation.population import NodePopulation
 from fedgrad.federation.prepared import Prepared
 from fedgrad.federation.report import Report
 from fedgrad.federation.signing import sign
-from fedgrad.federation.values import NodeValue, choose, handles
-from fedgrad.plan.plan import make_plan, plan
+from fedgrad.federation.values import NodeValue, Remote, choose, handles
+from fedgrad.plan.plan import make_plan
 
 
 class Flower:
@@ -125,7 +125,12 @@ class Flower:
 
     def programs(self, program: Program, *args: Any, **kwargs: Any) -> tuple[StageProgram, ...]:
         """What nodes would be sent for this call, for a site to read and to allow by digest."""
-        return programs(plan(program, *args, **kwargs), self.platforms)
+        named = program.bind(args, kwargs)
+        _check_arguments(program, named)
+        arguments = read_arguments(program, named)
+        made = make_plan(program, arguments, self.recompute)
+        sources = [remote.declared for remote in _at_clients(arguments)]
+        return programs(made, sources, self.platforms)
 
     # --- running --------------------------------------------------------------------------
 
@@ -153,7 +158,7 @@ class Flower:
                 prepared = prepare(args)
                 messages = Messages(self.federation, groups, self.terms, report)
                 try:
-                    outputs = _outputs(Call(prepared, messages), args)
+                    outputs = _outputs(Call(prepared, messages, _at_clients(args)), args)
                 except BeginAgain:  # each time with fewer clients
                     groups = {p: Group(group.clients) for p, group in groups.items()}
                     continue
@@ -191,6 +196,12 @@ class Flower:
                 wanted = [w for w in (group.wanted, handle.wanted) if w is not None]
                 group.wanted = min(wanted) if wanted and min(wanted) < len(common) else None
         return groups
+
+
+def _at_clients(args: Arguments) -> list[Remote]:
+    """Where clients find the arguments that are theirs."""
+    pairs = zip(args.values, args.leaves, strict=True)
+    return [leaf.remote for v, leaf in pairs if is_client(v.at)]
 
 
 def _outputs(call: Call, args: Arguments) -> list[Any]:

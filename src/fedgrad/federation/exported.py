@@ -13,10 +13,13 @@ from typing import Any
 import jax
 from jax import export
 
-from fedgrad.core.errors import PlanError
+from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.graph import read
+from fedgrad.core.placement import is_client
 from fedgrad.executors.rewrite import evaluate
+from fedgrad.federation.declared import Declared, Source
 from fedgrad.federation.errors import FederationError, MissingExtra
+from fedgrad.federation.origins import Origins
 from fedgrad.plan.plan import Plan
 from fedgrad.plan.stages import Exchange, Steps
 
@@ -34,20 +37,22 @@ _compiling = threading.Lock()
 class StageProgram:
     """What a node runs in one round.
 
-    Its first `sent` inputs come from the server, the others are the client's own. Its first
-    `summed` outputs go to the server to be summed, the others stay on the node. The digest covers
-    all of that, so who allows a digest allows exactly this use of it.
+    Its first `sent` inputs come from the server, the others are the client's own, from where it is
+    `declared`. Its first `summed` outputs go to the server to be summed, the others stay on the
+    node. The digest covers all of that, so who allows a digest allows exactly this use of it.
     """
 
     name: str  # for people
     sent: int
     summed: int
+    declared: Declared
     module: bytes
 
     @functools.cached_property
     def content(self) -> bytes:
         """The program as bytes."""
-        head = {"fedgrad": 1, "name": self.name, "sent": self.sent, "summed": self.summed}
+        head = {"fedgrad": 2, "name": self.name, "sent": self.sent, "summed": self.summed}
+        head |= self.declared.header
         return json.dumps(head, sort_keys=True).encode() + b"\n" + self.module
 
     @functools.cached_property
@@ -89,9 +94,15 @@ class StageProgram:
         """What the code uses of its host, such as functions of libraries, by name."""
         return {name for found in _OUTSIDE.findall(self.text) for name in found if name}
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The client's own data that the program is of, directly or by results of others."""
+        return self.declared.roots
+
     def __str__(self) -> str:
         leaves = ", ".join(f"{a.dtype}{list(a.shape)}" for a in self.outputs[: self.summed])
-        return f"{self.digest} {self.name}: sums {leaves or 'nothing'}"
+        of = ", ".join(self.reads) or "nothing"
+        return f"{self.digest} {self.name}: sums {leaves or 'nothing'} of {of}"
 
 
 def read_program(content: bytes) -> StageProgram:
@@ -106,10 +117,14 @@ def _read(content: bytes) -> StageProgram:
     head, _, module = content.partition(b"\n")
     try:
         fields = json.loads(head)
-        if fields["fedgrad"] != 1:
+        if fields["fedgrad"] != 2:
             raise FederationError("the program is of another version of fedgrad")
         program = StageProgram(
-            str(fields["name"]), int(fields["sent"]), int(fields["summed"]), module
+            str(fields["name"]),
+            int(fields["sent"]),
+            int(fields["summed"]),
+            Declared.read(fields),
+            module,
         )
         sent, summed = len(program.inputs), len(program.outputs)
     except (FederationError, ImportError):
@@ -117,6 +132,7 @@ def _read(content: bytes) -> StageProgram:
     except Exception as error:  # whatever a deserialiser raises on bytes that are not a program
         raise FederationError(f"the bytes are not a program ({type(error).__name__})") from None
     sound = 0 <= program.sent <= sent and 0 <= program.summed <= summed
+    sound &= len(program.declared.inputs) == sent - program.sent
     if not sound or program.content != content:  # what is digested is all there is
         raise FederationError("the program's header does not fit its code")
     return program
@@ -125,10 +141,59 @@ def _read(content: bytes) -> StageProgram:
 _in_use: weakref.WeakValueDictionary[str, StageProgram] = weakref.WeakValueDictionary()
 
 
-def programs(plan: Plan, platforms: Sequence[str] = PLATFORMS) -> tuple[StageProgram, ...]:
-    """Everything that nodes are sent to run for this plan, for a site to look at and to allow."""
-    found = [export_stage(x, plan.name, platforms) for x in all_exchanges(plan.steps)]
-    return tuple({program.digest: program for program in found}.values())
+def programs(
+    plan: Plan, sources: Sequence[Source], platforms: Sequence[str] = PLATFORMS
+) -> tuple[StageProgram, ...]:
+    """Everything that nodes are sent to run for this plan, for a site to look at and to allow.
+
+    `sources`: what each leaf of the client arguments is on the nodes, as in
+    `["data", "train", 0]`, which is the first array of the part "train" of a node's data.
+    """
+    found = Exported(plan, platforms).programs(sources)
+    return tuple({program.digest: program for program in found.values()}.values())
+
+
+class Exported:
+    """The client stages of a plan, exported once, whatever the plan is run on."""
+
+    def __init__(self, plan: Plan, platforms: Sequence[str]) -> None:
+        self.name = plan.name
+        self.numbers = {x: k for k, x in enumerate(all_exchanges(plan.steps))}
+        self.modules = {x: export_stage(x, plan.name, platforms) for x in self.numbers}
+        arguments = [v for v in plan.steps.inputs if is_client(v.at)]
+        self.arguments = len(arguments)
+        self.origins = Origins(self.numbers)
+        self.origins.run(
+            plan.steps,
+            [
+                [["argument", arguments.index(v)]] if is_client(v.at) else None
+                for v in plan.steps.inputs
+            ],
+        )
+        stages = [
+            [len(x.down), len(x.up), self.origins.inputs(x), hashlib.sha256(code).hexdigest()]
+            for x, code in self.modules.items()
+        ]
+        self.digest = hashlib.sha256(json.dumps(stages, sort_keys=True).encode()).hexdigest()
+        self._made: dict[str, dict[Exchange, StageProgram]] = {}
+
+    def programs(self, sources: Sequence[Source]) -> dict[Exchange, StageProgram]:
+        """The stages as programs whose arguments have these sources."""
+        key = json.dumps(list(sources))
+        if len(sources) != self.arguments:
+            raise ArgumentError.here(
+                f"{self.name}: its arguments have {self.arguments} arrays at clients, and "
+                f"{len(sources)} sources were given: {key}. Name one for each, such as "
+                '["data", "", 0] for the first array that a node has.'
+            )
+        if key not in self._made:
+            self._made[key] = {x: self._program(x, tuple(sources)) for x in self.numbers}
+        return self._made[key]
+
+    def _program(self, x: Exchange, sources: tuple[Source, ...]) -> StageProgram:
+        loops = self.origins.loops.get(x, ())
+        declared = Declared(self.digest, self.numbers[x], loops, sources, self.origins.inputs(x))
+        return StageProgram(self.name, len(x.down), len(x.up), declared, self.modules[x])
 
 
 def all_exchanges(steps: Steps) -> list[Exchange]:
@@ -142,8 +207,8 @@ def all_exchanges(steps: Steps) -> list[Exchange]:
     return found
 
 
-def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> StageProgram:
-    """One client stage as a program for nodes of these platforms."""
+def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> bytes:
+    """The code of one client stage for nodes of these platforms."""
     stage = exchange.stage
     structs = [data_struct(v.aval) for v in stage.inputs]
 
@@ -162,10 +227,9 @@ def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> Sta
             "Client code on a federation has no callbacks and no debug prints."
         ) from error
     try:
-        code = bytes(module.serialize())
+        return bytes(module.serialize())
     except ImportError as error:
         raise MissingExtra.here(f"{error}: pip install 'fedgrad[flower]'.") from None
-    return StageProgram(name, len(exchange.down), len(exchange.up), code)
 
 
 # --- typed PRNG keys travel as the integers they are made of ----------------------------------

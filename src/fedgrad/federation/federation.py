@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection
 
+from fedgrad.federation.declared import Source
 from fedgrad.federation.envelope import Envelope, Transport
 from fedgrad.federation.errors import FederationError
 from fedgrad.federation.values import Remote
@@ -107,9 +108,9 @@ class Federation:
         with self._lock:
             return self.knows.setdefault(node, set())
 
-    def kept(self, name: str) -> Remote:
+    def kept(self, name: str, made: Source) -> Remote:
         """A handle to what nodes are told to keep. When it is gone, its nodes can forget that."""
-        remote = Remote(["kept", name])
+        remote = Remote(["kept", name], made=made)
         weakref.finalize(remote, self._discard, name, remote.nodes).atexit = False
         return remote
 
