@@ -97,11 +97,12 @@ def decided(x, z):
     """The data decide how often, and which branch."""
 
     def body(carry):
-        x, state = carry
+        i, x, state = carry
         state = jax.lax.cond(jnp.sum(x) > 0, lambda: state + z, lambda: z - fg.broadcast(x))
-        return x + fg.mean(state), state
+        return i + 1, x + fg.mean(state), state
 
-    x, state = jax.lax.while_loop(lambda c: jnp.sum(c[0] ** 2) < 100, body, (x, jnp.zeros(ROWS)))
+    start = (0, x, jnp.zeros(ROWS))
+    _, x, state = jax.lax.while_loop(lambda c: c[0] < 2 + (jnp.sum(c[1]) > 99), body, start)
     return x + fg.sum(state)
 
 
@@ -215,7 +216,7 @@ def run(node, stage, inputs, at=(), keep=None, sent=None, **meta):
     if sent is None:
         sent = [np.ones(a.shape, a.dtype) for a in stage.inputs[: stage.sent]]
     meta = {"work": json.dumps([item]), "signatures": [""], "names": [], "constants": [], **meta}
-    constants = [np.ones(ROWS)] * len(meta["constants"])
+    constants = [np.ones(() if name == "number" else ROWS) for name in meta["constants"]]
     code = np.frombuffer(stage.content, np.uint8)
     return node.handle(Envelope("run", meta, (*sent, *constants, code)))
 
@@ -307,28 +308,18 @@ def test_a_row_is_read_only_in_its_iteration():
 
 
 def test_outside_of_the_loop_a_row_is_only_the_one_that_the_loop_has_left():
-    outside = [stage for stage in LAST_ROW if not stage.declared.loops]
-    rows = [["row", SECRET, i] for i in range(ROWS)]
-    for stage in outside:
-        asked, inputs = site(stage), range(len(stage.declared.inputs))
-        right = [json.loads(json.dumps(stage.declared.choices(i, []))) for i in inputs]
-        named = [_named(choices[0]) for choices in right]
-        assert run(asked, stage, named, constants=["c"]).kind == "ok"
-        for i in inputs:
-            for feed in [*rows, SECRET, ["stack", rows[::-1]], ["stack", rows[:1] * ROWS]]:
-                if feed != named[i]:
-                    wrong = [*named[:i], feed, *named[i + 1 :]]
-                    refused(run(asked, stage, wrong, constants=["c"]))
-    assert sum(len(stage.declared.inputs) for stage in outside) >= 3
-
-
-def _named(choice):
-    """A source that a server may name for what is declared; there are no kept values in it."""
-    if choice == ["constant"]:
-        return ["constant", "c"]
-    if choice[0] == "stack":
-        return ["stack", [_named(choices[0]) for choices in choice[1]]]
-    return choice
+    begin, _, end = LAST_ROW
+    asked, rows = site(*LAST_ROW), [["row", SECRET, i] for i in range(ROWS)]
+    assert run(asked, begin, [SECRET], keep=["begin"]).kind == "ok"
+    start = [["constant", "c"], ["kept", "begin"]]
+    right = [rows[2], rows[3], SECRET, ["stack", [*start, rows[0], rows[1]]]]
+    assert run(asked, end, right, constants=["c"]).kind == "ok"
+    for i, good in enumerate(right):
+        stacks = [[*start, rows[1], rows[0]], [rows[0]] * ROWS, rows, [*start, *rows[:1]]]
+        for feed in (*rows, SECRET, PUBLIC, *(["stack", stack] for stack in stacks)):
+            if feed != good:
+                wrong = [*right[:i], feed, *right[i + 1 :]]
+                refused(run(asked, end, wrong, constants=["c"]), f"input {i} comes from")
 
 
 def test_what_was_kept_is_only_for_the_stage_that_declares_it():
@@ -365,30 +356,26 @@ def test_the_same_code_on_other_data_keeps_other_values():
 
 
 def test_a_carry_is_what_the_iteration_before_has_left():
-    (stage,) = [s for s in stages(carried, X) if s.declared.loops]
-    asked = site(stage)
+    """In reverse: iteration 2 is the first, and begins with a constant."""
+    body, end = stages(carried, X)
+    asked, start = site(body, end), ["constant", "c"]
 
-    def fed(i, state):
-        choices = [stage.declared.choices(j, [i]) for j in range(len(stage.declared.inputs))]
-        named = [
-            PUBLIC if PUBLIC in c else state if j == where else ["row", ["constant", "n"], i]
-            for j, c in enumerate(choices)
-        ]
-        return run(asked, stage, named, at=[i], keep=[f"at {i}"] * stays, constants=["c", "n"])
+    def fed(i, state, name):
+        inputs = [PUBLIC, state, ["constant", "number"]]
+        return run(asked, body, inputs, at=[i], keep=[name], constants=["c", "number"])
 
-    stays = len(stage.outputs) - stage.summed
-    where = next(
-        j
-        for j in range(len(stage.declared.inputs))
-        if any(c[0] == "kept" for c in stage.declared.choices(j, [0]))
-    )
-    # In reverse: 2 comes first, with the constant that the loop begins with.
-    start = ["constant", "c"]
-    refused(fed(0, start), "declares")
-    reply = fed(2, start)
-    assert reply.kind != "refused"
-    for state in (["kept", "at 2"], PUBLIC):
-        refused(fed(2, state), "declares") if reply.kind == "ok" else None
+    for i in (0, 1):
+        refused(fed(i, start, "never"), f'["kept", 0, 0, [{i + 1}]]')
+    before = start
+    for i in (2, 1, 0):
+        assert fed(i, before, f"at {i}").kind == "ok"
+        before = ["kept", f"at {i}"]
+        for j in {0, 1, 2} - {i - 1}:  # what iteration i has left is for no other than the next
+            refused(fed(j, before, "never"), "which is")
+    states = [["kept", f"at {i}"] for i in range(3)]
+    assert run(asked, end, [states[0], ["stack", states]]).kind == "ok"
+    for last, stack in ((1, states), (0, states[:1] * 3), (0, states[::-1]), (0, states[:2])):
+        refused(run(asked, end, [states[last], ["stack", stack]]), "declares")
 
 
 def test_a_result_is_of_the_call_that_was_declared():

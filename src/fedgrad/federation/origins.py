@@ -1,4 +1,4 @@
-"""Which sources the own inputs of clients' stages have in a run of a plan: a walk without values."""
+"""Which sources the own inputs of clients' stages have in a run: a walk without values."""
 
 import functools
 from collections.abc import Sequence
