@@ -16,11 +16,12 @@ import pytest
 import fedgrad as fg
 from fedgrad.federation.data import Context, decoded, rounded_up
 from fedgrad.federation.errors import FederationError, NoAnswer
-from fedgrad.federation.exported import PLATFORMS, programs, read_program
+from fedgrad.federation.exported import programs
 from fedgrad.federation.in_process import InProcess
 from fedgrad.federation.memory import KEPT
 from fedgrad.federation.node import Node
 from fedgrad.federation.policy import Policy
+from fedgrad.federation.stage_program import PLATFORMS, read_program
 from programs import (
     TABLE,
     Case,

@@ -15,12 +15,13 @@ import fedgrad as fg
 from fedgrad.federation.data import Context
 from fedgrad.federation.envelope import Envelope
 from fedgrad.federation.errors import FederationError
-from fedgrad.federation.exported import programs, read_program
+from fedgrad.federation.exported import programs
 from fedgrad.federation.in_process import InProcess
 from fedgrad.federation.memory import KEPT
 from fedgrad.federation.node import Node
 from fedgrad.federation.policy import Policy
 from fedgrad.federation.signing import is_signed, make_keys, sign
+from fedgrad.federation.stage_program import read_program
 from programs import assert_same, normal
 
 REFERENCE = fg.executors.reference()

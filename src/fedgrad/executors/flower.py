@@ -17,13 +17,14 @@ from fedgrad.federation.attendance import Attendance, examples, values
 from fedgrad.federation.call import Call
 from fedgrad.federation.envelope import Transport
 from fedgrad.federation.errors import CohortMismatch, NoAnswer
-from fedgrad.federation.exported import PLATFORMS, StageProgram, programs
+from fedgrad.federation.exported import programs
 from fedgrad.federation.federation import Federation
 from fedgrad.federation.messages import BeginAgain, Group, Messages, Terms
 from fedgrad.federation.population import NodePopulation
 from fedgrad.federation.prepared import Prepared
 from fedgrad.federation.report import Report
 from fedgrad.federation.signing import sign
+from fedgrad.federation.stage_program import PLATFORMS, StageProgram
 from fedgrad.federation.values import NodeValue, Remote, choose, handles
 from fedgrad.plan.plan import make_plan
 

@@ -51,8 +51,8 @@ class Attendance:
             return cls(drop, only, only or 1, wait)
         if isinstance(expect, int) and not isinstance(expect, bool) and expect >= 1:
             return cls(drop, only, expect, wait)
-        names = list(expect) if isinstance(expect, Collection) and len(expect) else [None]
-        if not all(isinstance(name, (int, np.integer)) for name in names):
+        names = list(expect) if isinstance(expect, Collection) else []
+        if not names or not all(isinstance(name, (int, np.integer)) for name in names):
             raise ArgumentError.here(
                 f"expect={expect!r}: say how many clients are expected, or list their indices."
             )

@@ -10,9 +10,9 @@ import numpy as np
 
 from fedgrad.federation.envelope import Envelope, Meta
 from fedgrad.federation.errors import Refused
-from fedgrad.federation.exported import StageProgram
 from fedgrad.federation.federation import Federation
 from fedgrad.federation.report import Report
+from fedgrad.federation.stage_program import StageProgram
 from fedgrad.federation.values import Remote
 
 Arrays = Sequence[np.ndarray[Any, Any]]

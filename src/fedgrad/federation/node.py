@@ -18,9 +18,9 @@ from fedgrad.federation.data import Context, OwnData
 from fedgrad.federation.declared import At, Declared, Origin
 from fedgrad.federation.envelope import Envelope, Meta
 from fedgrad.federation.errors import FederationError
-from fedgrad.federation.exported import StageProgram, read_program
 from fedgrad.federation.memory import CONSTANT, KEPT, PROGRAM, Memory
 from fedgrad.federation.policy import Policy, Refusal
+from fedgrad.federation.stage_program import StageProgram, read_program
 
 log = logging.getLogger("fedgrad.node")
 
