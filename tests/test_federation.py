@@ -16,11 +16,12 @@ import pytest
 import fedgrad as fg
 from fedgrad.federation.data import Context, decoded, rounded_up
 from fedgrad.federation.errors import FederationError, NoAnswer
-from fedgrad.federation.exported import PLATFORMS, programs, read_program
+from fedgrad.federation.exported import programs
 from fedgrad.federation.in_process import InProcess
 from fedgrad.federation.memory import KEPT
 from fedgrad.federation.node import Node
 from fedgrad.federation.policy import Policy
+from fedgrad.federation.stage_program import PLATFORMS, read_program
 from programs import (
     TABLE,
     Case,
@@ -418,6 +419,50 @@ def test_training_and_tuning_run_unchanged():
     assert len(set(there.history["hyper.server.learning_rate"])) > 1
 
 
+def _squares(x):
+    return jnp.sum(x**2, -1)
+
+
+# Losses that are infinite, or no number, on an example that does not exist.
+ILL = {
+    "singular at zero": lambda w, batch: (batch["x"] @ w) ** 2 / _squares(batch["x"]),
+    "logarithm": lambda w, batch: jnp.log(_squares(batch["x"])) * jnp.sum(w**2),
+    "root": lambda w, batch: jnp.sqrt(_squares(batch["x"] * w)),
+}
+ALGORITHMS = {
+    "fed_sgd": lambda loss: fg.fed_sgd(loss, 0.1, batch_size=4),
+    "fed_avg": lambda loss: fg.fed_avg(loss, client_learning_rate=0.1, batch_size=4),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("loss", ILL)
+def test_spare_rows_are_examples_on_every_executor(loss, algorithm):
+    rng = np.random.default_rng(0)
+    clients = [{"x": rng.normal(size=(n, 2))} for n in (5, 2, 9)]
+    made, nodes = ALGORITHMS[algorithm](ILL[loss]), flower(InProcess.of(clients))
+    found = []
+    for population, executor in (
+        (fg.population(clients), REFERENCE),
+        (fg.population(clients), None),
+        (nodes.population(), nodes),
+    ):
+        result = fg.fit(
+            made,
+            population,
+            params=jnp.ones(2),
+            rounds=2,
+            cohort_size=3,
+            key=jax.random.key(0),
+            executor=executor,
+            progress=False,
+        )
+        assert np.isfinite(result.params).all()
+        found.append(result.params)
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
+
+
 # --- sent once, traced once ---------------------------------------------------------------------
 
 
@@ -457,7 +502,7 @@ def f(x, z):
     return jnp.sum(fg.mean(jnp.tanh(fg.broadcast(x) @ z)) ** 2)
 
 plan = fg.plan(fg.grad(f, mode="reverse"), np.ones((2, 3), "f"), np.ones((4, 3, 2), "f"))
-for program in programs(plan):
+for program in programs(plan, [["data", "", 0]]):
     assert b"/" + b"tmp" not in program.content and b".py" not in program.content
     print(program.digest)
 """
@@ -478,7 +523,7 @@ def test_digests_depend_on_what_is_computed_and_not_on_where_it_is_written(tmp_p
 
 def test_stages_are_exported_for_every_platform():
     plan = fg.plan(two_rounds, X, jax.ShapeDtypeStruct((5, 3), jnp.float64))
-    for program in programs(plan):
+    for program in programs(plan, [["data", "", 0]]):
         again = read_program(program.content)
         assert tuple(again.exported.platforms) == PLATFORMS
         assert again.digest == program.digest in str(program)
@@ -551,7 +596,9 @@ def test_misuse():
     _error(lambda: executor.population("z").sample(jax.random.key(0), 4), fg.CohortError, "1 to 3")
     _error(lambda: executor.population("z").select([1, 1]), fg.CohortError, "different")
     _error(lambda: executor.population("z").select([9]), fg.CohortError, "no client 9")
-    _error(lambda: flower(transport, missing="skip"), fg.ArgumentError, "Known: drop, fail")
+    _error(
+        lambda: flower(transport, missing="skip"), fg.ArgumentError, "Known: drop, fail, restart"
+    )
     _error(lambda: flower(transport, deadline=0), fg.ArgumentError, "deadline is positive")
     _error(lambda: flower(object()), fg.ArgumentError, "address of a SuperLink")
     _error(lambda: flower(transport, insecure=True), fg.ArgumentError, "address of a SuperLink")

@@ -108,9 +108,10 @@ def test_a_fault_fails_the_call_with_its_reason(fault):
 
 
 @every_fault
-def test_a_dropped_client_is_in_neither_value_nor_derivative(fault):
+@pytest.mark.parametrize("missing", ["drop", "restart"])
+def test_a_dropped_client_is_in_neither_value_nor_derivative(fault, missing):
     make, _ = FAULTS[fault]
-    executor = flower(faulty(make), missing="drop")
+    executor = flower(faulty(make), missing=missing)
     found = GRADIENTS["reverse"].on(executor)(X, executor.clients())
     assert_same(found, GRADIENTS["mixed"].on(REFERENCE)(X, Z[others]))
     report = executor.report
@@ -128,11 +129,26 @@ def test_a_client_lost_between_rounds(fault, since):
     executor = flower(faulty(make, since=since))
     with pytest.raises(CohortMismatch, match=f"asked again is lost.*{reason}"):
         GRADIENTS["reverse"].on(executor)(X, executor.clients())
+    # To begin again with fewer would show the lost client's term: sum before minus sum after.
     executor = flower(faulty(make, since=since), missing="drop")
+    with pytest.raises(CohortMismatch, match=rf"lost.*{reason}.*minus.*missing='restart'"):
+        GRADIENTS["reverse"].on(executor)(X, executor.clients())
+    assert executor.report.restarts == 0
+    assert [d.client for d in executor.report.dropped] == []  # nothing came out without it
+    executor = flower(faulty(make, since=since), missing="restart")
     found = GRADIENTS["reverse"].on(executor)(X, executor.clients())
     assert_same(found, GRADIENTS["mixed"].on(REFERENCE)(X, Z[others]))
     assert executor.report.restarts == 1
     assert executor.report.answered == {"clients": 3}
+
+
+def test_nothing_is_asked_again_of_those_that_are_left_unless_it_was_asked_for():
+    """The server has no second sum from which the first could be subtracted."""
+    transport = faulty(FAULTS["error"][0], since=1)
+    executor = flower(transport, missing="drop")
+    with pytest.raises(CohortMismatch):
+        GRADIENTS["reverse"].on(executor)(X, executor.clients())
+    assert [handler.runs for handler in transport.handlers.values()] == [2, 2, 2, 2]
 
 
 def test_several_lost_one_after_another():
@@ -140,7 +156,7 @@ def test_several_lost_one_after_another():
         i: Faulty(node(i, np.asarray(z)), FAULTS["error"][0], since)
         for i, (z, since) in enumerate(zip(Z, (1, 5, 10**9, 10**9), strict=True))
     }
-    executor = flower(InProcess(nodes), missing="drop")
+    executor = flower(InProcess(nodes), missing="restart")
     found = GRADIENTS["reverse"].on(executor)(X, executor.clients())
     assert_same(found, GRADIENTS["mixed"].on(REFERENCE)(X, Z[2:]))
     assert executor.report.restarts == 2
@@ -148,9 +164,9 @@ def test_several_lost_one_after_another():
 
 
 def test_if_nobody_is_left_there_is_no_result():
-    for since in (0, 1):
+    for since, missing in ((0, "drop"), (0, "restart"), (1, "restart")):
         transport = faulty(FAULTS["nan"][0], which=[0, 1, 2, 3], since=since)
-        executor = flower(transport, missing="drop")
+        executor = flower(transport, missing=missing)
         with pytest.raises(NoAnswer, match="0 clients answered, at least 1"):
             GRADIENTS["reverse"].on(executor)(X, executor.clients())
     executor = flower(faulty(FAULTS["error"][0]), missing="drop", at_least=4)

@@ -320,7 +320,7 @@ def test_kill_while_it_works(federation, transport):
         work.on(executor(transport, deadline=1.0))(X, *handles)
 
 
-@pytest.mark.parametrize("index, missing", [(3, "fail"), (2, "drop")])
+@pytest.mark.parametrize("index, missing", [(3, "fail"), (2, "restart")])
 def test_kill_between_forward_and_backward(federation, transport, index, missing):
     present = [i for i in HONEST if i <= index]  # without those that died before
     pid = process(federation, index).pid

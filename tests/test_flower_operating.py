@@ -340,8 +340,8 @@ def test_a_policy_of_a_site_decides(environment, tmp_path):
     from fedgrad.federation.in_process import InProcess
 
     z = [flower_site.client(i)["z"] for i in range(2)]
-    simulated = fg.executors.flower(InProcess.of(z), platforms=("cpu",))
-    (allowed,) = simulated.programs(total, jnp.ones(3), jnp.stack([jnp.asarray(x) for x in z]))
+    simulated = fg.executors.flower(InProcess.of([{"z": x} for x in z]), platforms=("cpu",))
+    (allowed,) = simulated.programs(total, jnp.ones(3), simulated.clients("z"))
     policy = tmp_path / "policy.toml"
     policy.write_text(f'programs = ["{allowed.digest}"]\n')
     with (

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.errors import CohortError
-from fedgrad.core.examples import Examples
+from fedgrad.core.examples import Examples, spare_rows
 
 
 @jax.tree_util.register_dataclass
@@ -90,11 +90,8 @@ def population(clients: Sequence[Any]) -> Population:
     offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
 
     def stored(*leaves: Any) -> jax.Array:
-        first = np.asarray(leaves[0])
-        # What is read past the end is masked, but should be an example all the same: a loss may
-        # be infinite on zeros, and zero times infinity is not zero.
-        spare = np.broadcast_to(first[:1], (capacity, *first.shape[1:]))
-        return _everywhere(np.concatenate([*map(np.asarray, leaves), spare]))
+        rows = [np.asarray(leaf) for leaf in leaves]
+        return _everywhere(np.concatenate([*rows, spare_rows(rows[0], capacity)]))
 
     return Population(
         Cohort(

@@ -13,18 +13,20 @@ from fedgrad.core.errors import ArgumentError, CohortError, PlanError, nearest
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import Arguments, read_arguments
+from fedgrad.federation.attendance import Attendance, examples, values
 from fedgrad.federation.call import Call
 from fedgrad.federation.envelope import Transport
 from fedgrad.federation.errors import CohortMismatch, NoAnswer
-from fedgrad.federation.exported import PLATFORMS, StageProgram, programs
+from fedgrad.federation.exported import programs
 from fedgrad.federation.federation import Federation
 from fedgrad.federation.messages import BeginAgain, Group, Messages, Terms
 from fedgrad.federation.population import NodePopulation
 from fedgrad.federation.prepared import Prepared
 from fedgrad.federation.report import Report
 from fedgrad.federation.signing import sign
-from fedgrad.federation.values import NodeValue, choose, handles
-from fedgrad.plan.plan import make_plan, plan
+from fedgrad.federation.stage_program import PLATFORMS, StageProgram
+from fedgrad.federation.values import NodeValue, Remote, choose, handles
+from fedgrad.plan.plan import make_plan
 
 
 class Flower:
@@ -33,8 +35,10 @@ class Flower:
     `federation`: the address of a SuperLink (`connection` goes to
     `fedgrad.federation.flower_driver.connect`), a transport, or another executor's federation.
     `deadline`: seconds that clients have to answer each message. `missing`: what it means if they
-    do not, or not with what was asked of them: "fail", or "drop", which leaves them out of
-    everything. `non_finite`: "missing" takes NaN and infinity for no answer, "allow" for an answer.
+    do not, or not with what was asked of them: "fail"; "drop", which leaves them out of everything,
+    and fails if they were in a sum that the server has seen already; or "restart", which begins
+    again without them then, and so shows the server what they had sent. `non_finite`: "missing"
+    takes NaN and infinity for no answer, "allow" for an answer.
     `over_select`: ask so many times as many clients as a cohort wants, and take the first.
     `at_least`: fewer clients are no result. `recompute`: clients compute again what they would have
     to remember. `signing_key`: the operator's Ed25519 key (PEM, or a path), for sites that allow
@@ -55,7 +59,7 @@ class Flower:
         platforms: tuple[str, ...] = PLATFORMS,
         **connection: Any,
     ) -> None:
-        _one_of("missing", missing, ["fail", "drop"])
+        _one_of("missing", missing, ["fail", "drop", "restart"])
         _one_of("non_finite", non_finite, ["missing", "allow"])
         if deadline <= 0 or over_select < 1 or at_least < 1:
             raise ArgumentError.here(
@@ -67,7 +71,12 @@ class Flower:
         if signing_key is not None:
             sign(signing_key, "")  # says now if that is no key
         self.terms = Terms(
-            deadline, missing == "drop", non_finite == "allow", at_least, signing_key
+            deadline=deadline,
+            drop=missing != "fail",
+            restart=missing == "restart",
+            allow_non_finite=non_finite == "allow",
+            at_least=at_least,
+            signing_key=signing_key,
         )
         self.over_select, self.recompute, self.platforms = over_select, recompute, platforms
         self.federation = _federation(federation, deadline, connection)
@@ -87,24 +96,28 @@ class Flower:
 
     # --- who takes part -------------------------------------------------------------------
 
-    def clients(self, part: str = "", which: Any = None) -> Any:
+    def clients(
+        self, part: str = "", which: Any = None, *, expect: Any = None, wait: float = 0.0
+    ) -> Any:
         """The clients' data as they are, for a client argument: a tree of handles.
 
         `part`: an entry of the dict of data that nodes have. `which`: clients by index; else all.
+        `expect`: how many have to be there, or a list of who; fewer are an error. `wait`: seconds
+        to wait for them. With missing="fail", a node that is connected and cannot say who it is or
+        what it has is an error; else it is left out.
         """
-        everyone = self.federation.values(part)
-        if which is None:
-            return everyone
-        known = list(handles(everyone)[0].clients)
-        chosen = [int(client) for client in which]
-        if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(known):
-            raise CohortError.here(f"Choose different clients among {known}, got {chosen}.")
-        return choose(everyone, chosen)
+        return values(self.federation, part, self._attendance(which, expect, wait))
 
-    def population(self, part: str = "") -> NodePopulation:
+    def population(
+        self, part: str = "", *, expect: Any = None, wait: float = 0.0
+    ) -> NodePopulation:
         """All clients, with examples of which each has its own number: for `fg.fit`, and for
-        cohorts by `population.sample(key, size)`."""
-        return NodePopulation(self.federation.examples(part), self.over_select)
+        cohorts by `population.sample(key, size)`. `expect` and `wait` as in `clients`."""
+        everyone = examples(self.federation, part, self._attendance(None, expect, wait))
+        return NodePopulation(everyone, self.over_select)
+
+    def _attendance(self, which: Any, expect: Any, wait: float) -> Attendance:
+        return Attendance.read(self.terms.drop, which, expect, wait)
 
     @property
     def report(self) -> Report | None:
@@ -113,7 +126,12 @@ class Flower:
 
     def programs(self, program: Program, *args: Any, **kwargs: Any) -> tuple[StageProgram, ...]:
         """What nodes would be sent for this call, for a site to read and to allow by digest."""
-        return programs(plan(program, *args, **kwargs), self.platforms)
+        named = program.bind(args, kwargs)
+        _check_arguments(program, named)
+        arguments = read_arguments(program, named)
+        made = make_plan(program, arguments, self.recompute)
+        sources = [remote.declared for remote in _at_clients(arguments)]
+        return programs(made, sources, self.platforms)
 
     # --- running --------------------------------------------------------------------------
 
@@ -141,7 +159,7 @@ class Flower:
                 prepared = prepare(args)
                 messages = Messages(self.federation, groups, self.terms, report)
                 try:
-                    outputs = _outputs(Call(prepared, messages), args)
+                    outputs = _outputs(Call(prepared, messages, _at_clients(args)), args)
                 except BeginAgain:  # each time with fewer clients
                     groups = {p: Group(group.clients) for p, group in groups.items()}
                     continue
@@ -179,6 +197,12 @@ class Flower:
                 wanted = [w for w in (group.wanted, handle.wanted) if w is not None]
                 group.wanted = min(wanted) if wanted and min(wanted) < len(common) else None
         return groups
+
+
+def _at_clients(args: Arguments) -> list[Remote]:
+    """Where clients find the arguments that are theirs."""
+    pairs = zip(args.values, args.leaves, strict=True)
+    return [leaf.remote for v, leaf in pairs if is_client(v.at)]
 
 
 def _outputs(call: Call, args: Arguments) -> list[Any]:

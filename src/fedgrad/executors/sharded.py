@@ -14,6 +14,7 @@ import numpy as np
 
 from fedgrad.core.cohort import Cohort, Population, _counts
 from fedgrad.core.errors import CohortError
+from fedgrad.core.examples import spare_rows
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.processes import gather, is_key
 
@@ -87,11 +88,7 @@ def population(own: Sequence[Any], devices: Devices) -> ShardedPopulation:
         def on_device(index: Any) -> np.ndarray:
             d = (index[0].start or 0) // rows
             mine = [x for x, where in zip(leaves, device[start:], strict=False) if where == d]
-            spare = rows - sum(map(len, mine))
-            # Spare rows are examples too: see fedgrad.core.cohort.population.
-            return np.concatenate(
-                [*mine, np.broadcast_to(mine[0][:1], (spare, *mine[0].shape[1:]))]
-            )
+            return np.concatenate([*mine, spare_rows(mine[0], rows - sum(map(len, mine)))])
 
         shape = (rows * devices.count, *leaves[0].shape[1:])
         return jax.make_array_from_callback(shape, devices.split, on_device)

@@ -12,6 +12,7 @@ from fedgrad.core.graph import Value, read
 from fedgrad.core.placement import is_client
 from fedgrad.executors.clients import wide
 from fedgrad.executors.walk import Env, Walk
+from fedgrad.federation.declared import DECIDED, Declared
 from fedgrad.federation.exported import to_data
 from fedgrad.federation.messages import Messages, Work
 from fedgrad.federation.prepared import Prepared
@@ -22,9 +23,11 @@ from fedgrad.plan.stages import Exchange, Loop, Steps
 class Call(Walk):
     """A client value is a `Remote`: where each client finds its own."""
 
-    def __init__(self, prepared: Prepared, messages: Messages) -> None:
+    def __init__(self, prepared: Prepared, messages: Messages, arguments: Sequence[Remote]) -> None:
         self.prepared, self.messages = prepared, messages
+        self.programs = prepared.exported.programs([x.declared for x in arguments])
         self.name, self.count = uuid.uuid4().hex, 0
+        self.at: tuple[int, ...] = ()  # the iterations of the loops that we are in
         self.waiting: list[tuple[Work, Exchange, Env]] = []
 
     def run(
@@ -55,21 +58,23 @@ class Call(Walk):
 
     def exchange(self, exchange: Exchange, env: Env) -> None:
         """Note what clients have to do. What needs no message waits until there is one."""
-        freed = self.prepared.last_reads.get(exchange, ())
+        freed, program = self.prepared.last_reads.get(exchange, ()), self.programs[exchange]
         work = Work(
             placement=exchange.placement,
-            program=self.prepared.programs[exchange],
+            program=program,
+            at=self.at,
             sent=[np.asarray(to_data(read(env, sent))) for sent, _ in exchange.down],
             own=[env[v] if is_client(v.at) else constant(env[v]) for v in exchange.own],
-            keep=[self.kept() for _ in exchange.kept],
+            keep=[self.kept(program.declared, j) for j, _ in enumerate(exchange.kept)],
             free=[env[v] for v in exchange.own if v in freed],
         )
         env.update(zip(exchange.kept, work.keep, strict=True))
         self.waiting.append((work, exchange, env))
 
-    def kept(self) -> Remote:
+    def kept(self, by: Declared, output: int) -> Remote:
         self.count += 1
-        return self.messages.federation.kept(f"{self.name}/{self.count}")
+        made = by.origin(output, self.at).result
+        return self.messages.federation.kept(f"{self.name}/{self.count}", made)
 
     def send(self) -> None:
         """Send what waits, and sum what comes back."""
@@ -83,6 +88,14 @@ class Call(Walk):
 
     # --- loops run here, one iteration after another --------------------------------------
 
+    def inside(self, i: int, body: Steps, inputs: list[Any], at: Any = None) -> list[Any]:
+        """One iteration of a loop, of which clients are told the number."""
+        before, self.at = self.at, (*self.at, i)
+        try:
+            return self.run(body, inputs, at)
+        finally:
+            self.at = before
+
     def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
         scan, body = loop.control, loop.bodies[0]
         assert isinstance(scan, Scan)
@@ -91,7 +104,7 @@ class Call(Walk):
         rows: list[list[Any]] = []
         for i in scan.order:
             now = [x.row(i) if isinstance(x, Remote) else x[i] for x in xs]
-            out = self.run(body, [*consts, *carry, *now], places)
+            out = self.inside(i, body, [*consts, *carry, *now], places)
             carry, row = scan.split_outputs(out)
             rows.append(row)
         if scan.reverse:
@@ -108,8 +121,9 @@ class Call(Walk):
         assert isinstance(loop.control, While)
         cond_consts, body_consts, carry = loop.control.split(inputs)
         cond, body = loop.bodies
-        while self.run(cond, [*cond_consts, *carry])[0]:
-            carry = self.run(body, [*body_consts, *carry], [v.at for v in loop.equation.outputs])
+        places = [v.at for v in loop.equation.outputs]
+        while self.inside(DECIDED, cond, [*cond_consts, *carry])[0]:
+            carry = self.inside(DECIDED, body, [*body_consts, *carry], places)
         return carry
 
     def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]:

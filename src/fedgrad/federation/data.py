@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.core.examples import spare_rows
 from fedgrad.federation.errors import FederationError
 
 
@@ -82,8 +83,7 @@ class OwnData:
         leaf, count = self.leaf(part, position), self.count(part)
         if count > capacity:
             raise FederationError(f"the part {part!r} has more than {capacity} examples")
-        spare = np.zeros((2 * capacity - count, *leaf.shape[1:]), leaf.dtype)
-        return np.concatenate([leaf, spare])
+        return np.concatenate([leaf, spare_rows(leaf, 2 * capacity - count)])
 
     def describe(self, part: str, examples: bool) -> dict[str, str]:
         """Structure, shapes and dtypes of a part. Seen as examples, the shape of one of them, and

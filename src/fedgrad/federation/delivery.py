@@ -10,9 +10,9 @@ import numpy as np
 
 from fedgrad.federation.envelope import Envelope, Meta
 from fedgrad.federation.errors import Refused
-from fedgrad.federation.exported import StageProgram
 from fedgrad.federation.federation import Federation
 from fedgrad.federation.report import Report
+from fedgrad.federation.stage_program import StageProgram
 from fedgrad.federation.values import Remote
 
 Arrays = Sequence[np.ndarray[Any, Any]]
@@ -25,6 +25,7 @@ class Work:
 
     placement: str
     program: StageProgram
+    at: tuple[int, ...]  # the iterations of the loops around the stage
     sent: list[np.ndarray[Any, Any]]
     own: list[Remote]
     keep: list[Remote]
@@ -168,6 +169,7 @@ class Delivery:
 def _item(work: Work, cohort: int) -> dict[str, Any]:
     return {
         "program": work.program.digest,
+        "at": list(work.at),
         "cohort": cohort,
         "inputs": [remote.source for remote in work.own],
         "keep": [remote.source[1] for remote in work.keep],

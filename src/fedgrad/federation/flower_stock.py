@@ -13,7 +13,7 @@ from fedgrad.federation.connection import EngineError
 from fedgrad.federation.data import Context
 from fedgrad.federation.envelope import Envelope
 from fedgrad.federation.flower_engine import FIELD, MESSAGE_TYPE, RECORD, envelope, reply
-from fedgrad.federation.memory import Memory
+from fedgrad.federation.memory import Entry, Memory
 from fedgrad.federation.node import Node
 from fedgrad.federation.packing import pack, unpack
 from fedgrad.federation.policy import Policy
@@ -65,18 +65,17 @@ def _recalled(context: FlowerContext) -> Memory:
     record = context.state.get(RECORD)
     if isinstance(record, ArrayRecord):
         kept = unpack(record[FIELD].data)
-        names, times = json.loads(str(kept.meta["names"])), json.loads(str(kept.meta["times"]))
+        entries = json.loads(str(kept.meta["entries"]))
         memory.entries.update(
-            (name, (array, time))
-            for name, array, time in zip(names, kept.arrays, times, strict=True)
+            (name, Entry(array, used, origin))
+            for (name, used, origin), array in zip(entries, kept.arrays, strict=True)
         )
     return memory
 
 
 def _remember(context: FlowerContext, memory: Memory) -> None:
-    names = json.dumps(list(memory.entries))
-    times = json.dumps([used for _, used in memory.entries.values()])
-    arrays = tuple(array for array, _ in memory.entries.values())
-    data = pack(Envelope("memory", {"names": names, "times": times}, arrays))
+    entries = json.dumps([(name, e.used, e.origin) for name, e in memory.entries.items()])
+    arrays = tuple(entry.array for entry in memory.entries.values())
+    data = pack(Envelope("memory", {"entries": entries}, arrays))
     array = Array("uint8", (len(data),), "fedgrad.memory", data)
     context.state[RECORD] = ArrayRecord({FIELD: array})

@@ -4,10 +4,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 PROGRAM, CONSTANT, KEPT = "program/", "constant/", "kept/"
 MOST_PROGRAMS = 256
+
+
+class Entry(NamedTuple):
+    """An array, when it was last used, and of a kept value who has made it."""
+
+    array: Any
+    used: float
+    origin: str = ""
 
 
 @dataclass
@@ -15,12 +23,12 @@ class Memory:
     """Arrays by name: programs and constants by digest, kept values by the name they were given.
 
     What nobody has used for `seconds` is gone. Only programs stay, up to a number of them. All of
-    it is in `entries`, name -> (array, time of last use), for who has to put it elsewhere.
+    it is in `entries`, for who has to put it elsewhere.
     """
 
     seconds: float
     clock: Callable[[], float] = time.time
-    entries: dict[str, tuple[Any, float]] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock, repr=False)
 
     def get(self, name: str) -> Any:
@@ -29,14 +37,20 @@ class Memory:
             found = self.entries.pop(name, None)
             if found is None:
                 return None
-            self.entries[name] = (found[0], self.clock())  # at the end: the order is that of use
-            return found[0]
+            self.entries[name] = found._replace(used=self.clock())  # at the end: in order of use
+            return found.array
 
-    def put(self, name: str, array: Any) -> None:
+    def origin(self, name: str) -> str | None:
+        """Who has made it; None if it is not here."""
+        with self.lock:
+            found = self.entries.get(name)
+            return None if found is None else found.origin
+
+    def put(self, name: str, array: Any, origin: str = "") -> None:
         """Remember an array."""
         with self.lock:
             self.entries.pop(name, None)
-            self.entries[name] = (array, self.clock())
+            self.entries[name] = Entry(array, self.clock(), origin)
             programs = [known for known in self.entries if known.startswith(PROGRAM)]
             for old in programs[:-MOST_PROGRAMS]:
                 del self.entries[old]
@@ -51,12 +65,12 @@ class Memory:
         """Drop what is old. Done with each message; who waits long for one can call it."""
         with self.lock:
             oldest = self.clock() - self.seconds
-            for name, (_, used) in list(self.entries.items()):
-                if used < oldest and not name.startswith(PROGRAM):
+            for name, entry in list(self.entries.items()):
+                if entry.used < oldest and not name.startswith(PROGRAM):
                     del self.entries[name]
 
     @property
     def bytes(self) -> int:
         """Of constants and kept values."""
         with self.lock:
-            return sum(a.nbytes for n, (a, _) in self.entries.items() if not n.startswith(PROGRAM))
+            return sum(e.array.nbytes for n, e in self.entries.items() if not n.startswith(PROGRAM))

@@ -30,6 +30,7 @@ class Terms:
 
     deadline: float  # seconds for each message
     drop: bool  # go on without clients that do not answer well, or fail
+    restart: bool  # also if they were in sums of an earlier round, which then shows their terms
     allow_non_finite: bool
     at_least: int  # fewer clients than that are no result
     signing_key: bytes | None
@@ -94,7 +95,8 @@ class Messages:
         group = self.groups[placement]
         came = [c for c in delivery.good if c in group.clients]
         chosen = came[: group.needed]
-        if len(chosen) < group.needed and not self.terms.drop:
+        short = len(chosen) < group.needed
+        if short and not (self.terms.restart if group.settled else self.terms.drop):
             self._fail(placement, delivery)
         left = [c for c in group.clients if c not in chosen]
         for client in left:
@@ -117,10 +119,17 @@ class Messages:
         dropped = [Dropped(c, placement, delivery.bad[c]) for c in bad]
         reasons = _reasons(placement, dropped)
         name = self.report.program
-        if group.settled or delivery.lost & set(bad):
+        if group.settled:
+            raise CohortMismatch.here(
+                f"{name}: a client that has to be asked again is lost. {reasons} The server has "
+                "sums with it already. To begin again without it would show what it had sent: its "
+                "term is the sum before minus the sum after. If that may be, missing='restart' "
+                "does it."
+            )
+        if delivery.lost & set(bad):
             raise CohortMismatch.here(
                 f"{name}: a client that has to be asked again is lost. {reasons} With "
-                "missing='drop' the call begins again with those that are left."
+                "missing='drop' the call is without it."
             )
         raise NoAnswer.here(
             f"{name}: not all clients answered within {self.terms.deadline} s. {reasons} With "

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.federation.data import Context, OwnData
+from fedgrad.federation.declared import At, Declared, Origin
 from fedgrad.federation.envelope import Envelope, Meta
 from fedgrad.federation.errors import FederationError
-from fedgrad.federation.exported import StageProgram, read_program
 from fedgrad.federation.memory import CONSTANT, KEPT, PROGRAM, Memory
 from fedgrad.federation.policy import Policy, Refusal
+from fedgrad.federation.stage_program import StageProgram, read_program
 
 log = logging.getLogger("fedgrad.node")
 
@@ -122,7 +123,7 @@ class Node:
             self._check_memory(sent[-1].nbytes)
             self.memory.put(CONSTANT + digest, sent.pop())
         work = json.loads(str(request.meta["work"]))
-        index = request.meta.get("index", self.context.index)
+        index = self._index(request.meta.get("index"))
         found = [self._program(item["program"]) for item in work]
         for item in work:
             self.policy.check_cohort(int(item["cohort"]))
@@ -131,13 +132,14 @@ class Node:
             wanted = program.inputs[program.sent :]
             if len(item["inputs"]) != len(wanted) or len(sent) < program.sent:
                 raise FederationError("the program takes another number of inputs")
+            self._check_sources(program, item["inputs"], item["at"])
             own = [
                 self._find(source, index, aval.dtype)
                 for source, aval in zip(item["inputs"], wanted, strict=True)
             ]
             inputs, sent = [*sent[: program.sent], *own], sent[program.sent :]
             outputs = program.compile()(*_checked(inputs, program))
-            self._keep(item["keep"], outputs[program.summed :])
+            self._keep(item["keep"], outputs[program.summed :], program.declared, item["at"])
             summed += outputs[: program.summed]
             self.memory.forget(KEPT + name for name in item["free"])
         if sent:
@@ -146,12 +148,12 @@ class Node:
         self.policy.check_bytes(reply.bytes, "sent")
         return reply
 
-    def _keep(self, names: list[str], values: list[Any]) -> None:
+    def _keep(self, names: list[str], values: list[Any], by: Declared, at: At) -> None:
         if len(names) != len(values):
             raise FederationError("the outputs that stay have not as many names")
         self._check_memory(sum(x.nbytes for x in values))
-        for name, value in zip(names, values, strict=True):
-            self.memory.put(KEPT + name, value)
+        for j, (name, value) in enumerate(zip(names, values, strict=True)):
+            self.memory.put(KEPT + name, value, by.origin(j, at).text)
 
     def _check_memory(self, more: int) -> None:
         self.policy.check_memory(self.memory.bytes + more)
@@ -167,8 +169,46 @@ class Node:
 
     # --- values ---------------------------------------------------------------------------
 
+    def _check_sources(self, program: StageProgram, sources: list[Any], at: Any) -> None:
+        """Refuse to feed a program with other values than it declares: what was allowed or signed
+        is the program on those."""
+        declared, name = program.declared, f"program {program.digest} ({program.name})"
+        if not declared.is_iteration(at):
+            raise Refusal(
+                f"{name} is not run in iteration {at}: the loops around it run "
+                f"{list(declared.loops)} times"
+            )
+        for i, source in enumerate(sources):
+            choices = declared.choices(i, at)
+            if not any(declared.allows(choice, source, self._origin) for choice in choices):
+                raise Refusal(
+                    f"{name} declares that input {program.sent + i} comes from "
+                    f"{' or '.join(map(json.dumps, choices)) or 'nowhere'}, and the server has "
+                    f"named {json.dumps(source)}{self._made(source)}"
+                )
+
+    def _origin(self, name: str) -> Origin:
+        text = self.memory.origin(KEPT + name)
+        if not text:
+            raise _Lost(str(["kept", name]))
+        return Origin.read(text)
+
+    def _made(self, source: Any) -> str:
+        """What a source that names a kept value is, in words."""
+        if not isinstance(source, list) or len(source) != 2 or source[0] != "kept":
+            return ""
+        text = self.memory.origin(KEPT + str(source[1]))
+        return f", which is {json.dumps(Origin.read(text).result)}" if text else ""
+
+    def _index(self, told: Any) -> Any:
+        """Which client this is: as the site says, or if it does not, as the server does."""
+        known = self.context.index
+        if known is not None and told is not None and told != known:
+            raise Refusal(f"this is client {known}, and the server calls it {told}")
+        return told if known is None else known
+
     def _find(self, source: list[Any], index: Any, dtype: Any) -> Any:
-        """The client's value that a source names; of its data, as that dtype."""
+        """The client's value that a source, already checked, names; of its data, as that dtype."""
         kind, *rest = source
         if kind in ("data", "rows"):
             return self._own(source, dtype)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedgrad.core.errors import ArgumentError, nearest
-from fedgrad.federation.exported import PLATFORMS, StageProgram
 from fedgrad.federation.signing import is_signed
+from fedgrad.federation.stage_program import PLATFORMS, StageProgram
 
 # Functions of host libraries that programs may call by name: linear algebra, random bits, markers.
 # Not among them is what calls back into Python, or brings its own kernel.

@@ -7,7 +7,7 @@ import jax
 
 from fedgrad.core.graph import Value, evaluate, read
 from fedgrad.core.placement import is_client
-from fedgrad.federation.exported import StageProgram, all_exchanges, export_stage
+from fedgrad.federation.exported import Exported
 from fedgrad.plan.plan import Plan
 from fedgrad.plan.stages import Exchange, Step, Steps
 
@@ -19,9 +19,7 @@ class Prepared:
 
     def __init__(self, plan: Plan, platforms: tuple[str, ...]) -> None:
         self.plan = plan
-        self.programs: dict[Exchange, StageProgram] = {
-            x: export_stage(x, plan.name, platforms) for x in all_exchanges(plan.steps)
-        }
+        self.exported = Exported(plan, platforms)
         self.last_reads: dict[Exchange, set[Value]] = {}
         self.server: dict[Step, Callable[[Env], None]] = {}
         self._prepare(plan.steps)

@@ -9,30 +9,39 @@ import jax
 import numpy as np
 
 from fedgrad.core.cohort import Cohort
+from fedgrad.federation.declared import Source
 from fedgrad.federation.errors import FederationError
 from fedgrad.federation.exported import to_data
 
 
 @dataclass(frozen=True, eq=False)
 class Remote:
-    """Where every client finds its value: a source that nodes understand (see `Node._find`)."""
+    """Where every client finds its value: a source that nodes understand (see `declared`)."""
 
     source: list[Any]
     constants: dict[str, Any] = field(default_factory=dict)  # by digest, those of the source
     holds: tuple["Remote", ...] = ()  # what must live as long as this
     nodes: set[int] = field(default_factory=set)  # which may keep it only because of this
+    made: Source | None = None  # what a program that has it for an argument declares, if not that
+
+    @property
+    def declared(self) -> Source:
+        """What a program that has this for an argument declares it to be."""
+        return self.source if self.made is None else self.made
 
     def row(self, i: int) -> "Remote":
         """Row i of each client's array."""
         if self.source[0] == "stack":
             return self.holds[i]
-        return Remote(["row", self.source, i], self.constants, (self,))
+        made = ["row", self.declared, i]
+        return Remote(["row", self.source, i], self.constants, (self,), made=made)
 
 
 def stacked(rows: Sequence[Remote]) -> Remote:
     """Each client's rows as one array."""
     constants = {digest: x for row in rows for digest, x in row.constants.items()}
-    return Remote(["stack", [row.source for row in rows]], constants, tuple(rows))
+    made = ["stack", [[row.declared] for row in rows]]
+    return Remote(["stack", [row.source for row in rows]], constants, tuple(rows), made=made)
 
 
 def constant(x: Any) -> Remote:
@@ -40,7 +49,7 @@ def constant(x: Any) -> Remote:
     array = np.asarray(to_data(x))
     head = f"{array.dtype}{array.shape}".encode()
     digest = hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
-    return Remote(["constant", digest], {digest: array})
+    return Remote(["constant", digest], {digest: array}, made=["constant"])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
