@@ -213,3 +213,44 @@ def test_what_has_no_effect_is_refused_before_training():
             key=KEY,
             progress=False,
         )
+
+
+# ---- memory: a few models, never a model times a model
+
+PARAMETERS, MODELS = 100_000, 60
+
+
+def wide(params, batch):
+    """A loss of many parameters and few data, so that temporary memory is that of models."""
+    return (jnp.sum(jnp.tanh(batch["x"] @ params), -1) - batch["y"]) ** 2
+
+
+def temporary_models(row, learn, schedule):
+    """What XLA needs for one self-tuned round besides arguments and results, in models.
+
+    It is compiled, not run. That the suite compiles quickly makes no difference to it: what is
+    left out is the optimisation of machine code.
+    """
+    with jax.enable_x64(False):  # as users have it: float32
+        cohort = {"x": jnp.ones((2, 3, 100)), "y": jnp.ones((2, 3))}
+        params = jnp.ones((100, PARAMETERS // 100))
+        algorithm = row.make(wide, batch_size=2, steps=2)
+        tuned = fg.self_tuning(algorithm, learn, schedule=schedule)
+        args = tuned.init(params), tuned.hyper, cohort, KEY, cohort
+        compiled = jax.jit(lambda *args: tuned.round(*args)).lower(*args).compile()
+        return compiled.memory_analysis().temp_size_in_bytes / (4 * PARAMETERS)
+
+
+EACH = {
+    f"{name}-{path}-{schedule}": (row, path, schedule)
+    for name, row in TABLE.items()
+    for path in fg.hyper.select(row.make(loss).hyper, row.learn)
+    if name in ALGORITHMS or path not in fg.hyper.paths(ALGORITHMS[row.name](loss).hyper)
+    if name != "layers"  # the model is one
+    for schedule in SCHEDULES
+}
+
+
+@pytest.mark.parametrize("row, path, schedule", EACH.values(), ids=EACH)
+def test_a_derivative_needs_a_few_models_of_memory(row, path, schedule):
+    assert temporary_models(row, [path], schedule) <= MODELS
