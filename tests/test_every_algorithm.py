@@ -2,7 +2,6 @@
 has an effect, what cannot have one is refused, and no derivative needs a model times a model."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,9 +80,7 @@ ROUNDS = 4
 
 def hypergradients(algorithm, learn, schedule, **options):
     """Of every round, by name; what is learned stays where it starts."""
-    tuned = fg.self_tuning(
-        algorithm, learn, schedule=schedule, optimizer=optax.sgd(0.0), **options
-    )
+    tuned = fg.self_tuning(algorithm, learn, schedule=schedule, optimizer=optax.sgd(0.0), **options)
     state, seen = tuned.init(as_params(START)), []
     more = {name: FRESH for name in tuned.cohorts}
     for t in range(ROUNDS):
@@ -193,7 +190,7 @@ def test_what_has_an_effect_is_not(algorithm):
 def test_what_is_tuned_already_is_not_tuned_again(schedule):
     """Its value is in the state, so the one that is given has no effect."""
     tuned = fg.self_tuning(fg.fed_avgm(loss), "server", gradient_from="same", schedule=schedule)
-    with pytest.raises(fg.ArgumentError, match="'server.learning_rate' has no effect"):
+    with pytest.raises(fg.ArgumentError, match=r"'server\.learning_rate' has no effect"):
         hypergradients(tuned, ["server"], "serial")
 
 
