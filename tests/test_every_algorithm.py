@@ -80,7 +80,9 @@ ROUNDS = 4
 
 def hypergradients(algorithm, learn, schedule, **options):
     """Of every round, by name; what is learned stays where it starts."""
-    tuned = fg.self_tuning(algorithm, learn, schedule=schedule, optimizer=optax.sgd(0.0), **options)
+    tuned = fg.self_tuning(
+        algorithm, learn, schedule=schedule, optimizer=optax.set_to_zero(), guard=None, **options
+    )
     state, seen = tuned.init(as_params(START)), []
     more = {name: FRESH for name in tuned.cohorts}
     for t in range(ROUNDS):
