@@ -1,5 +1,6 @@
 """An optax optimizer whose hyperparameters stay arguments: `fg.optimizer(optax.sgd, ...)`."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,13 +13,6 @@ import optax
 
 from fedgrad.algorithms.hyper import at, gives_a_number, with_schedules
 from fedgrad.core.errors import ArgumentError, nearest
-
-# States of optax that count how often a schedule was asked. Not all have a public name.
-COUNTED = (
-    optax.ScaleByScheduleState,
-    type(optax.WrappedSchedule(optax.constant_schedule(1.0)).init()),
-    type(optax.add_decayed_weights(optax.constant_schedule(1.0)).init(None)),
-)
 
 
 @dataclass(frozen=True)
@@ -112,14 +106,26 @@ def apply(
 def require_no_count(made: optax.GradientTransformation, params: Any) -> None:
     """Refuse an optimizer of clients that counts the steps of a schedule: it starts anew in every
     round, and its count with it."""
+    counts = _counts()
     state = jax.eval_shape(made.init, params)
-    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, COUNTED))
-    if any(isinstance(node, COUNTED) for node in nodes):
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, counts))
+    if any(isinstance(node, counts) for node in nodes):
         raise ArgumentError.here(
             "client= has a schedule inside, which would begin again in every round, because "
             "clients start their optimizer anew. Let it follow the number of the round: "
             "client=fg.optimizer(optax.sgd, learning_rate=schedule)."
         )
+
+
+@functools.cache  # when first asked: making them is a JAX operation, which an import must not do
+def _counts() -> tuple[type, ...]:
+    """States of optax that count how often a schedule was asked. Not all have a public name."""
+    constant = optax.constant_schedule(1.0)
+    return (
+        optax.ScaleByScheduleState,
+        type(optax.WrappedSchedule(constant).init()),
+        type(optax.add_decayed_weights(constant).init(None)),
+    )
 
 
 def _is_float(value: Any) -> bool:
