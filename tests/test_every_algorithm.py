@@ -105,29 +105,31 @@ def test_no_hypergradient_is_always_zero(row, schedule):
 # ---- what cannot have an effect is refused, whoever wrote the algorithm
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    inner: Any
+    scale: Any
+
+    @property
+    def params(self):
+        return self.inner.params
+
+
 def changed(round):
     """FedSGD with a hyperparameter `scale`, whose model is made by
     `round(new model, scale in the state, scale)`."""
     inner = fg.fed_sgd(loss, 0.5)
 
-    @dataclasses.dataclass(frozen=True)
-    class State:
-        params: Any
-        optimizer: Any
-        scale: Any
-
-    jax.tree_util.register_dataclass(State)
-
     def init(params, hyper=None):
         hyper = made.hyper if hyper is None else hyper
-        first = inner.init(params)
-        return State(first.params, first.optimizer, jnp.asarray(hyper["scale"], float))
+        return Scaled(inner.init(params), jnp.asarray(hyper["scale"], float))
 
     @fg.program(cohort=fg.CLIENTS)
     def one(state, hyper, cohort, key):
-        new, metrics = inner.round(state, hyper, cohort, key)
+        new, metrics = inner.round(state.inner, hyper, cohort, key)
         params, scale = round(new.params, state.scale, hyper["scale"])
-        return State(params, new.optimizer, scale), metrics
+        return Scaled(dataclasses.replace(new, params=params), scale), metrics
 
     made = fg.Algorithm(init, one, {**inner.hyper, "scale": 2.0}, loss)
     return made
