@@ -1,5 +1,6 @@
 """Every algorithm against its formula in plain numpy, and laws that hold for all of them."""
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -450,6 +451,106 @@ def test_rounds_are_compiled_once():
     assert len(traces) == first
 
 
+# ---- schedules: hyperparameters that are functions of the round number
+
+
+def decay(start, rate=0.7):
+    return lambda round: start * rate**round
+
+
+def same_rounds(algorithm, hyper, values):
+    """The same models as when each round is given its numbers by hand."""
+    assert list(fg.hyper.schedules(hyper)) == sorted(values)
+
+    def numbers(t):
+        return fg.hyper.replace(hyper, {name: float(value(t)) for name, value in values.items()})
+
+    state = algorithm.init(as_params(START), hyper)
+    expected = algorithm.init(as_params(START), numbers(0))
+    assert expected.rounds is None, "what nobody asks for is not counted"
+    for t, chosen in enumerate(COHORTS):
+        key, cohort = jax.random.key(t), POPULATION.select(chosen)
+        state, metrics = algorithm.round(state, hyper, cohort, key)
+        expected, seen = algorithm.round(expected, numbers(t), cohort, key)
+        np.testing.assert_allclose(as_vector(state.params), as_vector(expected.params), rtol=1e-6)
+        np.testing.assert_allclose(metrics["loss"], seen["loss"], rtol=1e-6)
+    assert int(state.rounds) == len(COHORTS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_hyperparameter_can_be_a_schedule(name):
+    """All of them at once, each with a decay of its own."""
+    algorithm = ALGORITHMS[name](loss, batch_size=BATCH, shuffle=False)
+    known = fg.hyper.paths(algorithm.hyper)
+    values = {path: decay(v, 0.7 + 0.02 * i) for i, (path, v) in enumerate(known.items())}
+    same_rounds(algorithm, fg.hyper.replace(algorithm.hyper, values), values)
+
+
+COSINE, LINEAR = optax.cosine_decay_schedule(0.3, 4), optax.linear_schedule(0.9, 0.2, 3)
+SCHEDULED = {  # what a user writes, and what the schedules are called
+    "client rate": (
+        lambda: fg.fed_avg(loss, client_learning_rate=COSINE),
+        {"client.learning_rate": COSINE},
+    ),
+    "client optimizer": (
+        lambda: fg.fed_avg(loss, client=fg.optimizer(optax.adam, learning_rate=COSINE, b1=LINEAR)),
+        {"client.learning_rate": COSINE, "client.b1": LINEAR},
+    ),
+    "server": (
+        lambda: fg.fed_avgm(loss, server_learning_rate=COSINE, momentum=LINEAR),
+        {"server.learning_rate": COSINE, "server.momentum": LINEAR},
+    ),
+    "a layer": (
+        lambda: fg.fed_avg(loss, {"b": 0.1, "w": COSINE}, {"b": LINEAR, "w": 1.0}),
+        {"client.learning_rate.w": COSINE, "server.learning_rate.b": LINEAR},
+    ),
+    "further ones": (
+        lambda: fg.fed_prox(loss, proximal_weight=LINEAR),
+        {"proximal_weight": LINEAR},
+    ),
+    "adaptive": (lambda: fg.fed_adagrad(loss, b1=LINEAR), {"server.b1": LINEAR}),
+    "an integer": (
+        lambda: fg.fed_avg(loss, server_learning_rate=lambda t: jnp.minimum(t, 1)),
+        {"server.learning_rate": lambda t: float(min(t, 1))},
+    ),
+}
+
+
+@pytest.mark.parametrize("make, values", SCHEDULED.values(), ids=SCHEDULED)
+def test_a_schedule_counts_rounds(make, values):
+    algorithm = make()
+    same_rounds(algorithm, algorithm.hyper, values)
+
+
+def test_a_schedule_of_the_servers_own_optimizer_counts_rounds_too():
+    options = {"client": optax.sgd(0.1), "batch_size": BATCH}
+    ours = fg.fed_opt(loss, server=fg.optimizer(optax.sgd, learning_rate=COSINE), **options)
+    theirs = fg.fed_opt(loss, server=optax.sgd(COSINE), **options)
+    found, expected = run(ours)[0], run(theirs)[0]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(as_vector(a), as_vector(b), rtol=1e-6)
+
+
+def test_a_function_that_is_no_schedule_is_left_alone():
+    def mask(params):
+        return jax.tree.map(lambda leaf: leaf.ndim > 0, params)
+
+    made = fg.optimizer(optax.adamw, learning_rate=COSINE, weight_decay=LINEAR, mask=mask)
+    assert made.fixed == {"mask": mask}
+    assert made.schedules == {"learning_rate": COSINE, "weight_decay": LINEAR}
+
+
+def test_schedules_side_by_side():
+    """All trials follow the schedule, and each has its own number for the rest."""
+    algorithm = fg.fed_avg(loss, client_learning_rate=COSINE, batch_size=BATCH)
+    rates = {"server.learning_rate": jnp.array([0.5, 1.0])}
+    trials = fg.side_by_side(algorithm, fg.hyper.replace(algorithm.hyper, rates))
+    together, _ = run(trials)
+    alone, _ = run(algorithm)
+    for a, b in zip(together, alone, strict=True):
+        np.testing.assert_allclose(a["w"][1], b["w"], rtol=1e-12)
+
+
 # ---- mistakes
 
 
@@ -477,6 +578,48 @@ MISTAKES = {
     "client rates of another model": (
         at_round(lambda: fg.fed_avg(loss, client_learning_rate={"w": 1.0, "c": 1.0})),
         r"rates of \['c', 'w'\] do not fit",
+    ),
+    "a schedule inside": (
+        lambda: fg.fed_avg(loss, client=optax.sgd(COSINE)).init(as_params(START)),
+        "client= has a schedule inside.*fg.optimizer",
+    ),
+    "deep inside": (
+        at_round(
+            lambda: fg.fed_avg(
+                loss,
+                client=optax.masked(
+                    optax.chain(optax.clip(1.0), optax.scale_by_schedule(COSINE)),
+                    {"b": True, "w": False},
+                ),
+            )
+        ),
+        "client= has a schedule inside",
+    ),
+    "a decay inside": (
+        at_round(lambda: fg.fed_avg(loss, client=optax.adamw(0.1, weight_decay=COSINE))),
+        "client= has a schedule inside",
+    ),
+    "an injected schedule": (
+        at_round(
+            lambda: fg.fed_avg(loss, client=optax.inject_hyperparams(optax.sgd)(COSINE)),
+        ),
+        "client= has a schedule inside",
+    ),
+    "a schedule of vectors": (
+        lambda: fg.fed_avg(loss, client_learning_rate=lambda t: jnp.ones(2) * t),
+        "'client.learning_rate' is a function.*one number",
+    ),
+    "a schedule that is not traced": (
+        lambda: fg.fed_prox(loss, proximal_weight=lambda t: 1.0 if t < 3 else 0.1),
+        "'proximal_weight' is a function.*without a Python `if`",
+    ),
+    "a state that does not count": (
+        at_round(
+            lambda: dataclasses.replace(
+                fg.fed_avg(loss, client_learning_rate=COSINE), init=fg.fed_avg(loss).init
+            )
+        ),
+        "'client.learning_rate' is a schedule, but the state does not count",
     ),
     "integers": (lambda: fg.fed_avg(loss).init({"w": np.arange(3)}), "found int64"),
     "text": (lambda: fg.fed_avg(loss).init({"w": "zeros"}), "found str"),

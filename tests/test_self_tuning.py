@@ -697,6 +697,22 @@ def test_a_random_loss_can_be_tuned():
     assert np.isfinite(as_vector(last.params)).all()
 
 
+def test_beside_a_schedule_others_are_learned():
+    """The schedule goes on while it is tuned, and the derivative is at its value."""
+    rate = optax.linear_schedule(0.3, 0.1, 2)
+    scheduled = fg.fed_avgm(loss, rate, 0.7, 0.8, **ORDERED)
+    one = {"learn": "server", "schedule": "serial", "optimizer": optax.sgd(0.0)}
+    seen, last = run(fg.self_tuning(scheduled, **one), 3)
+    plain = fg.self_tuning(fg.fed_avgm(loss, 0.3, 0.7, 0.8, **ORDERED), **one)
+    state = plain.init(as_params(START))
+    for t, (_, metrics) in enumerate(seen):
+        hyper = fg.hyper.replace(plain.hyper, {"client.learning_rate": float(rate(t))})
+        ((_, expected),), state = run(plain, 1, hyper, state=state)
+        for path, slope in metrics["hypergradient"].items():
+            close(slope, expected["hypergradient"][path], rtol=1e-6)
+    assert int(last.inner.rounds) == 3
+
+
 # ---- mistakes
 
 
@@ -734,6 +750,12 @@ MISTAKES = {
             fg.fed_avgm(loss, momentum=0.0), "server.momentum", parametrisation="log"
         ).init(as_params(START)),
         "no logarithm",
+    ),
+    "schedule of a round": (
+        lambda: fg.self_tuning(
+            fg.fed_avgm(loss, momentum=optax.linear_schedule(0.5, 0.9, 10)), "server"
+        ),
+        "'server.momentum' is a schedule",
     ),
     "twice": (lambda: fg.self_tuning(fg.self_tuning(AVGM, "server"), "client"), "again"),
 }

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import Gradient, Training, local_training, plain_gradient
 from fedgrad.algorithms.objective import Loss
-from fedgrad.algorithms.optimizer import apply, as_optimizer
+from fedgrad.algorithms.optimizer import apply, as_optimizer, require_no_count
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.examples import Examples
 from fedgrad.core.operations import broadcast, client_key, mean
@@ -28,6 +29,7 @@ class ServerState:
 
     params: Any
     optimizer: Any
+    rounds: Any = None  # how many there were, where a schedule has to know
 
 
 # How much a client counts, from its number of examples and the hyperparameters. None: all alike.
@@ -75,15 +77,21 @@ def fed_opt(
     ours, theirs = as_optimizer(server, "server"), as_optimizer(client, "client")
     train = training or local_training(loss, theirs, batch_size, epochs, steps, shuffle, gradient)
     power = {"weight_exponent": 1.0} if weighting == "power" else {}
-    defaults = {"server": dict(ours.hyper), "client": dict(theirs.hyper), **power, **(hyper or {})}
+    defaults = names_of.with_schedules(
+        {"server": ours.defaults, "client": theirs.defaults, **power, **(hyper or {})}
+    )
 
     def init(params: Any, hyper: Any = None) -> ServerState:
         params = jax.tree.map(_trainable, params)
-        made = ours.build((defaults if hyper is None else hyper)["server"])
-        return ServerState(params, made.init(params))
+        require_no_count(theirs.build(names_of.at(defaults, 0)["client"]), params)
+        hyper = defaults if hyper is None else hyper
+        made = ours.build(names_of.at(hyper, 0)["server"])
+        rounds = jnp.int32(0) if names_of.schedules(hyper) else None
+        return ServerState(params, made.init(params), rounds)
 
     @program(cohort=CLIENTS)
     def round(state: ServerState, hyper: Any, cohort: Any, key: jax.Array) -> Any:
+        hyper = _now(state, hyper)
         examples = cohort if isinstance(cohort, Examples) else Examples.of(cohort)
         theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
         update, value = train(broadcast(state.params), examples, theirs, client_key(key))
@@ -91,9 +99,21 @@ def fed_opt(
         got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
         made = ours.build(hyper["server"])
         params, kept = apply(made, got["update"], state.optimizer, state.params, **got["measured"])
-        return ServerState(params, kept), {"loss": got["loss"]}
+        rounds = None if state.rounds is None else state.rounds + 1
+        return ServerState(params, kept, rounds), {"loss": got["loss"]}
 
     return Algorithm(init, round, defaults, loss)
+
+
+def _now(state: ServerState, hyper: Any) -> Any:
+    """The hyperparameters of this round, numbers."""
+    scheduled = names_of.schedules(hyper)
+    if scheduled and state.rounds is None:
+        raise ArgumentError.here(
+            f"{next(iter(scheduled))!r} is a schedule, but the state does not count rounds: it was "
+            "made without one. Give init the same hyperparameters: algorithm.init(params, hyper)."
+        )
+    return names_of.at(hyper, state.rounds)
 
 
 def _trainable(leaf: Any) -> jax.Array:

@@ -1,41 +1,119 @@
-"""Hyperparameters are a nested dict; each has a dotted name, `server.learning_rate`."""
+"""Hyperparameters are a nested dict; each has a dotted name, `server.learning_rate`.
 
-from collections.abc import Iterable, Mapping
+Each is a number, or a schedule: a function of the round number.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedgrad.core.errors import ArgumentError, nearest
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Schedule:
+    """A hyperparameter that is a function of the round number: 0, 1, 2, ...
+
+    It is a node of the tree without leaves, so the leaves of `hyper` are numbers all the same.
+    """
+
+    value: Callable[[Any], Any]
+
+
 def paths(hyper: Any) -> dict[str, Any]:
-    """Every hyperparameter by its dotted name."""
+    """Every hyperparameter that is a number (or several), by its dotted name."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(hyper)
     return {_dotted(path): leaf for path, leaf in leaves}
 
 
+def schedules(hyper: Any) -> dict[str, Schedule]:
+    """Every hyperparameter that is a schedule, by its dotted name."""
+    return {name: leaf for name, leaf in _flatten(hyper)[0].items() if _is_schedule(leaf)}
+
+
+def at(hyper: Any, round: Any) -> Any:
+    """The hyperparameters of a round, all of them numbers; the first round is 0."""
+
+    def value(leaf: Any) -> Any:
+        return leaf.value(round) if _is_schedule(leaf) else leaf
+
+    return jax.tree.map(value, hyper, is_leaf=_is_schedule)
+
+
+def with_schedules(hyper: Any) -> Any:
+    """The hyperparameters with every function of the round number as a `Schedule`, checked."""
+    known, _ = _flatten(hyper)
+    found = {name: leaf for name, leaf in known.items() if callable(leaf)}
+    return replace(hyper, found) if found else hyper  # in the order in which it was written
+
+
+def gives_a_number(fun: Any) -> bool:
+    """Whether this is a schedule: a function that gives a number for the number of a round."""
+    try:
+        found = jax.eval_shape(fun, jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception:  # whatever a function does that was not made for the number of a round
+        return False
+    real = isinstance(found, jax.ShapeDtypeStruct) and not found.shape
+    return real and jnp.isdtype(found.dtype, ("real floating", "integral"))
+
+
 def select(hyper: Any, names: str | Iterable[str]) -> list[str]:
     """The dotted names of all leaves at or below these: `server` means all of the server's."""
-    known = list(paths(hyper))
+    known = _flatten(hyper)[0]
     chosen: list[str] = []
     for name in [names] if isinstance(names, str) else list(names):
         below = [p for p in known if p == name or p.startswith(f"{name}.")]
         if not below:
-            raise ArgumentError.here(f"There is no hyperparameter {name!r}." + nearest(name, known))
+            raise ArgumentError.here(
+                f"There is no hyperparameter {name!r}." + nearest(name, list(known))
+            )
+        for path in below:
+            if _is_schedule(known[path]):
+                raise ArgumentError.here(
+                    f"{path!r} is a schedule, {known[path].value!r}: the number of the round says "
+                    "what it is, so it cannot be learned as well. Leave it out, or give it a "
+                    "number to start from."
+                )
         chosen += [p for p in below if p not in chosen]
     return chosen
 
 
 def replace(hyper: Any, values: Mapping[str, Any]) -> Any:
-    """The hyperparameters with some of them changed, by dotted name."""
-    known = paths(hyper)
+    """The hyperparameters with some of them changed, by dotted name; a function of the round
+    number is a schedule."""
+    known, tree = _flatten(hyper)
     for name in values:
         if name not in known:
             raise ArgumentError.here(
                 f"There is no hyperparameter {name!r}." + nearest(name, list(known))
             )
-    new = [values.get(name, leaf) for name, leaf in known.items()]
-    return jax.tree.unflatten(jax.tree.structure(hyper), new)
+    new = [_checked(name, values.get(name, leaf)) for name, leaf in known.items()]
+    return jax.tree.unflatten(tree, new)
+
+
+def _flatten(hyper: Any) -> tuple[dict[str, Any], Any]:
+    leaves, tree = jax.tree_util.tree_flatten_with_path(hyper, is_leaf=_is_schedule)
+    return {_dotted(path): leaf for path, leaf in leaves}, tree
+
+
+def _is_schedule(leaf: Any) -> bool:
+    return isinstance(leaf, Schedule)
+
+
+def _checked(name: str, leaf: Any) -> Any:
+    if not callable(leaf):
+        return leaf
+    if not gives_a_number(leaf):
+        raise ArgumentError.here(
+            f"{name!r} is a function, so it should give one number for the number of a round, an "
+            f"integer that JAX traces; {leaf!r} does not. Write it with jax.numpy, without a "
+            "Python `if`, or take a schedule of optax."
+        )
+    return Schedule(leaf)
 
 
 def _dotted(path: tuple[Any, ...]) -> str:

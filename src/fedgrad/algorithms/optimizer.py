@@ -1,5 +1,6 @@
 """An optax optimizer whose hyperparameters stay arguments: `fg.optimizer(optax.sgd, ...)`."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedgrad.algorithms.hyper import at, gives_a_number, with_schedules
 from fedgrad.core.errors import ArgumentError, nearest
 
 
@@ -20,19 +22,28 @@ class Optimizer:
     make: Callable[..., optax.GradientTransformation]
     hyper: Mapping[str, Any]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    # Hyperparameters that are functions of the round number, or have one in them (by layer).
+    schedules: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """All hyperparameters: numbers, and functions of the round number."""
+        return {**self.hyper, **self.schedules}
 
     def build(self, hyper: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
         """The optimizer with these hyperparameters, which may be traced."""
-        rates = hyper.get("learning_rate")
+        arguments = {**self.fixed, **self.schedules, **hyper}
+        rates = arguments.get("learning_rate")
         if not isinstance(rates, Mapping):
-            return optax.with_extra_args_support(self.make(**self.fixed, **hyper))
-        made = self.make(**self.fixed, **{**hyper, "learning_rate": 1.0})
+            return optax.with_extra_args_support(self.make(**arguments))
+        made = self.make(**{**arguments, "learning_rate": 1.0})
         return optax.with_extra_args_support(optax.chain(made, _scale_by(rates)))
 
 
 def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: Any) -> Optimizer:
     """`fg.optimizer(optax.sgd, learning_rate=1.0, momentum=0.9)`: the arguments that are floats
-    become hyperparameters, which can be changed or learned; the others stay as they are.
+    become hyperparameters, which can be changed or learned, and so do functions of the round
+    number, schedules; the others stay as they are.
 
     `learning_rate` may be a dict like the model's outer one, `{"dense": 0.1, "out": 1.0}`: a rate
     for each layer.
@@ -58,9 +69,11 @@ def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: An
             lambda rate: float(rate) if type(rate) is int else rate, arguments["learning_rate"]
         )
     hyper = {name: value for name, value in arguments.items() if _is_float(value)}
-    fixed = {name: value for name, value in arguments.items() if name not in hyper}
-    made = Optimizer(make, hyper, fixed)
-    if isinstance(hyper.get("learning_rate"), Mapping):
+    scheduled = {name: value for name, value in arguments.items() if _is_scheduled(name, value)}
+    varied = {*hyper, *scheduled}
+    fixed = {name: value for name, value in arguments.items() if name not in varied}
+    made = Optimizer(make, hyper, fixed, scheduled)
+    if isinstance(arguments.get("learning_rate"), Mapping):
         _require_proportional(made)
     return made
 
@@ -90,14 +103,48 @@ def apply(
     return params, jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, state)
 
 
+def require_no_count(made: optax.GradientTransformation, params: Any) -> None:
+    """Refuse an optimizer of clients that counts the steps of a schedule: it starts anew in every
+    round, and its count with it."""
+    counts = _counts()
+    state = jax.eval_shape(made.init, params)
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, counts))
+    if any(isinstance(node, counts) for node in nodes):
+        raise ArgumentError.here(
+            "client= has a schedule inside, which would begin again in every round, because "
+            "clients start their optimizer anew. Let it follow the number of the round: "
+            "client=fg.optimizer(optax.sgd, learning_rate=schedule)."
+        )
+
+
+@functools.cache  # when first asked: making them is a JAX operation, which an import must not do
+def _counts() -> tuple[type, ...]:
+    """States of optax that count how often a schedule was asked. Not all have a public name."""
+    constant = optax.constant_schedule(1.0)
+    return (
+        optax.ScaleByScheduleState,
+        type(optax.WrappedSchedule(constant).init()),
+        type(optax.add_decayed_weights(constant).init(None)),
+    )
+
+
 def _is_float(value: Any) -> bool:
     leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(
-        isinstance(x, float)
-        or (
-            isinstance(x, np.generic | np.ndarray | jax.Array)
-            and jnp.isdtype(x.dtype, "real floating")
-        )
+    return bool(leaves) and all(map(_is_number, leaves))
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, float) or (
+        isinstance(x, np.generic | np.ndarray | jax.Array) and jnp.isdtype(x.dtype, "real floating")
+    )
+
+
+def _is_scheduled(name: str, value: Any) -> bool:
+    """Whether a function of the round number is in it. A learning rate that is a function is meant
+    as one; other arguments of optax can be functions of something else, such as a mask."""
+    leaves = jax.tree.leaves(value)
+    return any(map(callable, leaves)) and all(
+        _is_number(x) or (callable(x) and (name == "learning_rate" or gives_a_number(x)))
         for x in leaves
     )
 
@@ -125,9 +172,10 @@ def _scale_by(rates: Mapping[str, Any]) -> optax.GradientTransformation:
 def _require_proportional(made: Optimizer) -> None:
     """A rate for each layer is a factor on the update; make sure that it is one for this kind."""
     x, gradient = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.7])
+    others = at(with_schedules(made.defaults), 0)
 
     def update(rate: float) -> Any:
-        one = made.make(**made.fixed, **{**made.hyper, "learning_rate": rate})
+        one = made.make(**{**made.fixed, **others, "learning_rate": rate})
         first, state = one.update(gradient, one.init(x), x)
         return jnp.stack([first, one.update(gradient, state, x)[0]])
 

@@ -21,6 +21,7 @@ from fedgrad.ad.planner import CostModel
 from fedgrad.ad.transforms import Mode, jacobian, value_and_grad
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.effect import require_effect
 from fedgrad.algorithms.objective import client_loss
 from fedgrad.algorithms.parametrisation import Bounds, learned
 from fedgrad.algorithms.safeguards import choose, guarded, limited, ran_away
@@ -117,6 +118,13 @@ def self_tuning(
         used = names_of.replace(hyper, {n: wanted[n].value(raw[n]) for n in names})
         return algorithm.round(state.inner, used, cohort, key)
 
+    def checked(state: TunedState, hyper: Any, cohort: Any, key: jax.Array, more: Any) -> Any:
+        def model(raw: dict[str, Any]) -> Any:
+            return train(raw, state, hyper, cohort, key)[0].params
+
+        require_effect(algorithm.round.name, model, state.learned)
+        return step(state, hyper, cohort, key, more)
+
     step = steps[schedule](train, loss, at, mode, cost)
 
     def init(params: Any, hyper: Any = None) -> TunedState:
@@ -175,12 +183,12 @@ def self_tuning(
         }
 
     def same_round(state: TunedState, hyper: Any, cohort: Any, key: jax.Array) -> Any:
-        return follow(state, step(state, hyper, cohort, key, cohort))
+        return follow(state, checked(state, hyper, cohort, key, cohort))
 
     def fresh_round(
         state: TunedState, hyper: Any, cohort: Any, key: jax.Array, gradient_cohort: Any
     ) -> Any:
-        return follow(state, step(state, hyper, cohort, key, gradient_cohort))
+        return follow(state, checked(state, hyper, cohort, key, gradient_cohort))
 
     fun = same_round if same else fresh_round
     fun.__name__ = f"self_tuning({algorithm.round.name})"

@@ -50,7 +50,7 @@ def adaptive(
 
 
 class FollowedState(NamedTuple):
-    rate: jax.Array
+    moved: jax.Array  # how far the rate has come from where it starts, which stays an argument
     previous: Any
 
 
@@ -58,20 +58,14 @@ def hypergradient_descent(
     learning_rate: Any = 1.0, hyper_learning_rate: Any = 0.01
 ) -> optax.GradientTransformation:
     """Baydin et al. 2018 on pseudo-gradients: lr += κ <g_t, g_{t-1}>, then x -= lr g_t."""
-
-    def followed(state: FollowedState, product: jax.Array) -> jax.Array:
-        return state.rate + hyper_learning_rate * product
-
-    return _follow_product(learning_rate, followed)
+    return _follow_product(
+        learning_rate, lambda moved, product: moved + hyper_learning_rate * product
+    )
 
 
 def fed_hyper_global(low: Any = -0.8, high: Any = 4.0) -> optax.GradientTransformation:
     """FedHyper-G: a = clip(a + <d_{t-1}, d_t>, low, high), then x += (1 + a) d_t."""
-
-    def followed(state: FollowedState, product: jax.Array) -> jax.Array:
-        return 1 + jnp.clip(state.rate - 1 + product, low, high)
-
-    return _follow_product(1.0, followed)
+    return _follow_product(1.0, lambda moved, product: jnp.clip(moved + product, low, high))
 
 
 def fed_exp(epsilon: Any = 1e-3) -> optax.GradientTransformationExtraArgs:
@@ -92,17 +86,22 @@ def squared_norm(update: Any) -> dict[str, jax.Array]:
 
 
 def _follow_product(
-    start: Any, followed: Callable[[FollowedState, jax.Array], jax.Array]
+    start: Any, follow: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
-    """A learning rate that follows the product of this update with the one before."""
+    """A learning rate that follows the product of this update with the one before.
+
+    `start` acts in every round. Were it only what the state starts from, a round could neither
+    change it nor have a derivative by it.
+    """
 
     def init(params: Any) -> FollowedState:
         dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(params))
-        return FollowedState(jnp.asarray(start, dtype), jax.tree.map(jnp.zeros_like, params))
+        return FollowedState(jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
 
     def update(updates: Any, state: FollowedState, params: Any = None) -> tuple[Any, FollowedState]:
-        rate = followed(state, _dot(updates, state.previous))
-        return jax.tree.map(lambda u: -rate * u, updates), FollowedState(rate, updates)
+        moved = follow(state.moved, _dot(updates, state.previous))
+        rate = start + moved
+        return jax.tree.map(lambda u: -rate * u, updates), FollowedState(moved, updates)
 
     return optax.GradientTransformation(init, update)
 

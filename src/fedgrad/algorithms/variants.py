@@ -40,9 +40,9 @@ def fed_adam(
     loss: Loss,
     client_learning_rate: Any = 0.1,
     server_learning_rate: Any = 0.1,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    adaptivity: float = 1e-3,
+    b1: Any = 0.9,
+    b2: Any = 0.99,
+    adaptivity: Any = 1e-3,
     **options: Any,
 ) -> Algorithm:
     """FedAdam as published (Reddi et al. 2021): no bias correction, `adaptivity` (τ) outside of the
@@ -55,9 +55,9 @@ def fed_yogi(
     loss: Loss,
     client_learning_rate: Any = 0.1,
     server_learning_rate: Any = 0.1,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    adaptivity: float = 1e-3,
+    b1: Any = 0.9,
+    b2: Any = 0.99,
+    adaptivity: Any = 1e-3,
     **options: Any,
 ) -> Algorithm:
     """FedYogi as published (Reddi et al. 2021); see `fed_adam` for where `adaptivity` sits."""
@@ -69,15 +69,15 @@ def fed_adagrad(
     loss: Loss,
     client_learning_rate: Any = 0.1,
     server_learning_rate: Any = 0.1,
-    b1: float = 0.0,
-    adaptivity: float = 1e-3,
+    b1: Any = 0.0,
+    adaptivity: Any = 1e-3,
     **options: Any,
 ) -> Algorithm:
     """FedAdagrad as published (Reddi et al. 2021); see `fed_adam` for where `adaptivity` sits."""
     server = optimizer(
         _make_adaptive("adagrad"),
         learning_rate=server_learning_rate,
-        b1=float(b1),
+        b1=float(b1) if type(b1) is int else b1,  # 0 is meant as 0.0
         adaptivity=adaptivity,
     )
     return _trained(loss, server, client_learning_rate, options)
@@ -87,7 +87,7 @@ def fed_prox(
     loss: Loss,
     client_learning_rate: Any = 0.1,
     server_learning_rate: Any = 1.0,
-    proximal_weight: float = 0.1,
+    proximal_weight: Any = 0.1,
     **options: Any,
 ) -> Algorithm:
     """FedProx (Li et al. 2020): clients minimise F_i(w) + proximal_weight/2 |w - w_server|²."""
@@ -115,7 +115,7 @@ def per_fed_avg(
     loss: Loss,
     client_learning_rate: Any = 0.1,
     server_learning_rate: Any = 1.0,
-    adaptation_rate: float = 0.01,
+    adaptation_rate: Any = 0.01,
     **options: Any,
 ) -> Algorithm:
     """Per-FedAvg (Fallah et al. 2020): learns a model that is good after one step at each client.
@@ -179,7 +179,7 @@ def fed_hypergradient(
     loss: Loss,
     client_learning_rate: Any = 0.1,
     server_learning_rate: Any = 1.0,
-    hyper_learning_rate: float = 0.01,
+    hyper_learning_rate: Any = 0.01,
     **options: Any,
 ) -> Algorithm:
     """Hypergradient descent (Baydin et al. 2018) on pseudo-gradients: free, but it follows the
@@ -205,11 +205,14 @@ def fed_dog(loss: Loss, client_learning_rate: Any = 0.1, **options: Any) -> Algo
 
 
 def fed_mechanic(
-    loss: Loss, client_learning_rate: Any = 0.1, momentum: float = 0.9, **options: Any
+    loss: Loss, client_learning_rate: Any = 0.1, momentum: Any = 0.9, **options: Any
 ) -> Algorithm:
     """Mechanic of optax.contrib around the server's SGD with momentum."""
-    base = optax.sgd(1.0, momentum=momentum)
-    server = optimizer(optax.contrib.mechanize, base_optimizer=base, weight_decay=0.0)
+
+    def mechanic(momentum: Any, weight_decay: Any) -> optax.GradientTransformation:
+        return optax.contrib.mechanize(optax.sgd(1.0, momentum=momentum), weight_decay=weight_decay)
+
+    server = optimizer(mechanic, momentum=momentum, weight_decay=0.0)
     return _trained(loss, server, client_learning_rate, options)
 
 
@@ -247,5 +250,5 @@ def _make_adaptive(second_moment: str) -> Callable[..., optax.GradientTransforma
     return make
 
 
-def _adaptive(kind: str, rate: Any, b1: float, b2: float, adaptivity: float) -> Optimizer:
+def _adaptive(kind: str, rate: Any, b1: Any, b2: Any, adaptivity: Any) -> Optimizer:
     return optimizer(_make_adaptive(kind), learning_rate=rate, b1=b1, b2=b2, adaptivity=adaptivity)

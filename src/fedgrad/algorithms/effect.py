@@ -1,0 +1,37 @@
+"""Whether a round has a derivative by a hyperparameter at all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedgrad.core.errors import ArgumentError
+from fedgrad.core.placement import CLIENTS
+from fedgrad.core.primitives import Literal, make_jaxpr
+
+
+def require_effect(
+    name: str, model: Callable[[dict[str, Any]], Any], learned: dict[str, Any]
+) -> None:
+    """Refuse what is learned in vain: the `model` after a round has no derivative by it, whatever
+    the numbers are.
+
+    JAX says so itself. In the linear map from moves of what is learned to moves of the model, dead
+    code removed, a move that nothing reads leads nowhere: through jit, scans, custom derivatives
+    and communication alike, whoever wrote the algorithm.
+    """
+
+    def moves_of_the_model(moves: dict[str, Any]) -> Any:
+        return jax.linearize(model, learned)[1](moves)
+
+    jaxpr = make_jaxpr(moves_of_the_model, (CLIENTS.name,), learned)[0].jaxpr
+    read = [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars)
+    known = {v for v in read if not isinstance(v, Literal)}
+    vain = [n for n, v in zip(sorted(learned), jaxpr.invars, strict=True) if v not in known]
+    if vain:
+        raise ArgumentError.here(
+            f"self_tuning(..., learn=): {vain[0]!r} has no effect on the model that a round of "
+            f"{name} gives, so its hypergradient is always 0. It is read in init only, kept for a "
+            "later round, or learned by the algorithm itself. Leave it out of learn=, or let "
+            "round use the hyperparameter that it is given."
+        )
