@@ -35,7 +35,7 @@ def branch(x):
     return jax.lax.switch(x.astype(int), [jnp.sin, jnp.cos, jnp.tanh], x)
 
 
-ONE, ROWS = jnp.float32(1.0), jnp.ones(5)
+ONE, ROWS = jnp.float32(1.0), jnp.ones(5, jnp.float32)
 # fun, arguments, primitive, where it is read, and the parameters: one set for each layout we know
 KNOWN = [
     (
@@ -63,7 +63,7 @@ KNOWN = [
         "core/primitives.py (CALLS)",
         [{"jaxpr"}],
     ),
-    (jax.checkpoint(jnp.sin), (ONE,), "checkpoint", "core/primitives.py (CALLS)", [{"jaxpr"}]),
+    (jax.checkpoint(jnp.sin), (ONE,), "remat2", "core/primitives.py (CALLS)", [{"jaxpr"}]),
     (
         jax.nn.relu,
         (ONE,),
@@ -91,10 +91,8 @@ KNOWN = [
         "conv_general_dilated",
         "executors/convolutions.py",
         [
-            set(
-                "window_strides padding lhs_dilation rhs_dilation dimension_numbers precision "
-                "feature_group_count batch_group_count preferred_element_type".split()
-            )
+            {"window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers"}
+            | {"feature_group_count", "batch_group_count", "precision", "preferred_element_type"}
         ],
     ),
 ]

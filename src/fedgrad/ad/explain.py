@@ -76,8 +76,8 @@ class Explanation:
     def __rich__(self) -> Group:
         table = Table(box=box.SIMPLE_HEAVY, title=f"differentiating {self.program.name}")
         for name in ("mode", "rules", "rounds", "down", "up", "again", "memory", "server", "price"):
-            left = name in ("mode", "rules", "again")
-            table.add_column(name, justify="left" if left else "right", no_wrap=name in ("mode", "price"))
+            side: Any = "left" if name in ("mode", "rules", "again") else "right"
+            table.add_column(name, justify=side, no_wrap=name in ("mode", "price"))
         table.add_row(*_cells("no grad", self.program, None), style="dim")
         for row in self.rows:
             style = "bold green" if row.mode == "auto" else "" if row.allowed else "dim red"

@@ -31,6 +31,7 @@ from fedgrad.core.primitives import (
     closed,
     communicates,
     counted_p,
+    has_effects,
     make_jaxpr,
 )
 
@@ -170,8 +171,8 @@ class _Tape:
 
 
 def _is_source(eqn: JaxprEqn) -> bool:
-    """Does the equation bring something to clients? Then it is not done again."""
-    return eqn.primitive is broadcast_p or communicates(eqn.params)
+    """Is this not to be done again, because it communicates or does something besides computing?"""
+    return eqn.primitive is broadcast_p or communicates(eqn.params) or has_effects(eqn)
 
 
 def _source(x: Any, counts: Any) -> Any:

@@ -1,0 +1,285 @@
+"""Numbers that were silently wrong once, and claims that were too large: each kind as a law.
+
+Programs that fit into the table of programs.py are there ("what once went wrong"), where every
+mode and executor meets them. Here is what the table cannot say.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedgrad as fg
+from fedgrad.core.primitives import client_index
+from programs import _some_dropped, dropped_clients, normal
+
+C, N = fg.CLIENTS, 3
+X, Z = normal(0, 2), normal(1, N, 2)
+MODES = ["forward", "reverse", "mixed", "auto"]
+EXECUTORS = {
+    "local": fg.executors.local(),
+    "chunked": fg.executors.local(chunk=2),
+    "reference": fg.executors.reference(),
+}
+every_mode = pytest.mark.parametrize("mode", MODES)
+every_executor = pytest.mark.parametrize("executor", EXECUTORS.values(), ids=EXECUTORS)
+
+
+# --- a client that does not count ---------------------------------------------------------------
+
+
+@every_executor
+def test_jax_grad_of_a_running_program_leaves_dropped_clients_out(executor):
+    x, z, w = _some_dropped(4)
+    found = jax.grad(dropped_clients.on(executor))(x, z, w)
+    np.testing.assert_allclose(found, fg.grad(dropped_clients, mode="forward")(x, z, w), rtol=1e-12)
+
+
+@every_mode
+def test_a_dropped_client_has_no_part_in_second_derivatives(mode):
+    x, z, w = _some_dropped(4)
+    found = fg.jacobian(fg.grad(dropped_clients, mode=mode), mode=mode)(x, z, w)
+    kept = np.flatnonzero(np.asarray(w))
+
+    def plain(x):
+        return jnp.average(jax.vmap(lambda row: jnp.linalg.norm(x - row))(z[kept]), weights=w[kept])
+
+    np.testing.assert_allclose(found, jax.hessian(plain)(x), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["reverse", "mixed"])
+def test_derivatives_by_what_a_dropped_client_has_are_zero(mode):
+    x, z, w = _some_dropped(4)
+    found = fg.grad(dropped_clients, "z", mode=mode)(x, z, w)
+    assert (found[:2] == 0).all() and (found[2:] != 0).any()
+
+
+def _counted_and_not(x, z, w, each=lambda value: None):
+    def step(carry, _):
+        each(carry)
+        return jnp.sin(carry * z), None
+
+    end, _ = jax.lax.scan(step, fg.broadcast(x), None, length=2)
+    return fg.mean(end, weights=w), fg.sum(end)
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_work_for_a_mean_and_a_sum_is_done_once(chunk):
+    program = fg.program(_counted_and_not, z=C, w=C).on(fg.executors.local(chunk=chunk))
+    text = jax.jit(program).lower(X, Z, jnp.ones(N)).as_text()
+    assert text.count("stablehlo.sine") == 1
+
+
+@every_executor
+def test_effects_of_a_dropped_client_happen_once(executor):
+    calls = []
+
+    def each(value):
+        jax.debug.callback(lambda _: calls.append(1), value)
+
+    program = fg.program(lambda x, z, w: _counted_and_not(x, z, w, each), z=C, w=C)
+    program.on(executor)(X, Z, jnp.array([0.0, 1.0, 2.0]))
+    jax.effects_barrier()
+    assert len(calls) in (2 * N, 2 * (N + 1))  # the last chunk repeats a client
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+WEIGHTS = {  # x, weights, mean
+    "complex": ([1.0, 2.0], [1 + 1j, 1 - 1j], 1.5 - 0.5j),
+    "complex of complex": ([1j, 2.0], [1 + 1j, 1 - 1j], (1j * (1 + 1j) + 2 * (1 - 1j)) / 2),
+    "cancelling": ([1.0, 2.0], [1.0, -1.0], -np.inf),
+    "cancelling integers": ([1.0, 2.0], [1, -1], -np.inf),
+    "negative": ([1.0, 2.0], [3.0, -1.0], 0.5),
+    "nobody's": ([1.0, 2.0], [0.0, 0.0], 7.0),
+}
+
+
+@every_executor
+@pytest.mark.parametrize("x, w, wanted", WEIGHTS.values(), ids=WEIGHTS)
+def test_weights(x, w, wanted, executor):
+    mean = fg.program(x=C, w=C)(lambda x, w: fg.mean(x, weights=w, empty=7.0))
+    found = mean.on(executor)(jnp.array(x), jnp.array(w))
+    assert jnp.iscomplexobj(found) == np.iscomplexobj(wanted)
+    np.testing.assert_allclose(found, wanted)
+
+
+# --- complex results ----------------------------------------------------------------------------
+
+COMPLEX = {
+    "round": (
+        lambda x, z: fg.sum(jnp.exp(1j * fg.broadcast(x) * z)),
+        lambda x, z: jnp.exp(1j * x * z).sum(0),
+    ),
+    "no active round": (
+        lambda x, z: jnp.exp(1j * x) * fg.sum(z),
+        lambda x, z: jnp.exp(1j * x) * z.sum(0),
+    ),
+    "conjugated on the way": (
+        lambda x, z: jnp.conj(fg.sum(jnp.exp(1j * fg.broadcast(x) * z))) ** 2,
+        lambda x, z: jnp.conj(jnp.exp(1j * x * z).sum(0)) ** 2,
+    ),
+    "two rounds": (
+        lambda x, z: fg.sum(jnp.conj(fg.broadcast(fg.sum(fg.broadcast(x) * z) * 1j)) * z),
+        lambda x, z: (jnp.conj((x * z).sum(0) * 1j) * z).sum(0),
+    ),
+    "beside a real one": (
+        lambda x, z: (fg.sum(jnp.sin(fg.broadcast(x) * z)), 1j * fg.sum(fg.broadcast(x) * z)),
+        lambda x, z: (jnp.sin(x * z).sum(0), 1j * (x * z).sum(0)),
+    ),
+}
+
+
+@every_mode
+@pytest.mark.parametrize("program, plain", COMPLEX.values(), ids=COMPLEX)
+def test_a_complex_result_keeps_its_imaginary_part(program, plain, mode):
+    found = fg.jacobian(fg.program(program, z=C), mode=mode)(X, Z)
+    wanted = jax.jacfwd(plain)(X, Z)
+    assert jax.tree.map(jnp.result_type, found) == jax.tree.map(jnp.result_type, wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, wanted)
+
+
+# --- the client axis ----------------------------------------------------------------------------
+
+OF_EACH = {  # what a client returns: it is each client's, also if it is a constant
+    "zeros like its own": lambda z: jnp.zeros_like(z),
+    "beside its own": lambda z: (z * 2, jnp.ones((2,))),
+    "in a tree": lambda z: {"state": jnp.zeros_like(z), "step": jnp.zeros((), int)},
+}
+
+
+@every_executor
+@pytest.mark.parametrize("fun", OF_EACH.values(), ids=OF_EACH)
+def test_constants_of_clients_have_the_client_axis(fun, executor):
+    found = fg.program(fun, z=C).on(executor)(Z)
+    jax.tree.map(np.testing.assert_array_equal, found, jax.vmap(fun)(Z))
+
+
+@every_executor
+def test_constants_beside_a_sum_are_the_servers(executor):
+    found = fg.program(lambda z: (fg.sum(z), jnp.zeros(2)), z=C).on(executor)(Z)
+    assert found[1].shape == (2,)
+
+
+WITHOUT_SLOPE = {
+    "through a comparison": lambda x, z: fg.sum(jnp.sum(jnp.where(z > 0, fg.broadcast(x), 0.0))),
+    "not at all": lambda x, z: jnp.sum(x),
+    "through a sign": lambda x, z: fg.sum(jnp.sum(jnp.sign(z) * fg.broadcast(x))),
+    "stopped": lambda x, z: fg.sum(jnp.sum(jax.lax.stop_gradient(z) * fg.broadcast(x))),
+    "linear": lambda x, z: fg.sum(jnp.sum(z)),
+}
+
+
+@every_executor
+@pytest.mark.parametrize("mode", ["reverse", "mixed", "auto", "vjp"])
+@pytest.mark.parametrize("fun", WITHOUT_SLOPE.values(), ids=WITHOUT_SLOPE)
+def test_a_derivative_by_a_clients_argument_is_at_that_client(fun, mode, executor):
+    program = fg.program(fun, z=C)
+    if mode == "vjp":
+        _, found = fg.vjp(program, "z").on(executor)(X, Z, jnp.ones(()))
+    else:
+        found = fg.grad(program, "z", mode=mode).on(executor)(X, Z)
+    assert found.shape == Z.shape
+    assert np.unique(found).size == 1  # a constant: 0, or 1 where it is linear
+
+
+@every_mode
+@every_executor
+def test_aux_of_a_broadcast_constant_is_at_clients(mode, executor):
+    def fun(x, z):
+        return fg.sum(jnp.sum(fg.broadcast(x) * z)), fg.broadcast(jnp.ones(2)) * 2
+
+    _, aux = fg.grad(fg.program(fun, z=C), mode=mode, has_aux=True).on(executor)(X, Z)
+    np.testing.assert_array_equal(aux, np.full((N, 2), 2.0))
+
+
+@every_executor
+def test_a_tangent_of_a_clients_result_is_at_that_client(executor):
+    program = fg.program(lambda x, z: (jnp.sum(x), z * 2), z=C)
+    _, (_, dy) = fg.jvp(program).on(executor)(X, Z, jnp.ones_like(X))
+    np.testing.assert_array_equal(dy, np.zeros_like(Z))
+
+
+# --- the cost model -----------------------------------------------------------------------------
+
+
+def _remembers(x, y, z):
+    own = jnp.tanh(fg.broadcast(x) * z)
+    return jnp.sum(y) * fg.sum(jnp.sum((own - fg.broadcast(fg.mean(own))) ** 2))
+
+
+def test_a_limit_of_client_memory_holds_where_no_round_is_active():
+    program = fg.program(_remembers, z=C)
+    assert fg.plan(fg.grad(program, "y"), X, X, Z).client_memory["clients"] > 0
+    limited = fg.grad(program, "y", cost=fg.CostModel(client_memory=0))
+    assert fg.plan(limited, X, X, Z).client_memory["clients"] == 0
+    np.testing.assert_allclose(limited(X, X, Z), fg.grad(program, "y")(X, X, Z))
+
+
+def _hyper_round(rate, x, z):
+    return x - rate * fg.mean(jnp.tanh(fg.broadcast(x) * z * fg.broadcast(rate)))
+
+
+@pytest.mark.parametrize("mode", ["forward", "mixed", "auto"])
+def test_a_few_hyperparameters_never_cost_the_model_squared(mode):
+    """The derivative of a model of d numbers by one: at the server, too, d numbers at a time."""
+    d = 100_000
+    model, rate = jax.ShapeDtypeStruct((d,), jnp.float32), jax.ShapeDtypeStruct((), jnp.float32)
+    clients = jax.ShapeDtypeStruct((N, d), jnp.float32)
+    derived = fg.jacobian(fg.program(_hyper_round, z=C), "rate", mode=mode)
+    assert fg.plan(derived, rate, model, clients).server_memory < 60 * 4 * d
+    compiled = jax.jit(derived).lower(rate, model, clients).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 60 * 4 * d
+
+
+def test_what_the_server_needs_can_be_priced():
+    """Forward, the server keeps a tangent of the model for each input; backward, it does not."""
+
+    def program(x, z):
+        return jnp.sum(jnp.outer(x, x)) * fg.sum(jnp.sum(fg.broadcast(x) * z))
+
+    explained = fg.explain(fg.program(program, z=C), X, Z)
+    plans = {row.mode: row.plan for row in explained.rows}
+    forward, mixed = plans["forward"], plans["mixed"]
+    assert forward.server_memory > mixed.server_memory > 0
+    assert forward.server_work > mixed.server_work > 0
+    cost = fg.CostModel(server_memory=2.0, server_work=0.5)
+    more = 2.0 * forward.server_memory + 0.5 * forward.server_work
+    assert cost.price(forward) == pytest.approx(fg.CostModel().price(forward) + more)
+    assert "The server holds" in explained.reason
+
+
+# --- the audit ----------------------------------------------------------------------------------
+
+RAW, PICKED, DOMINATED = (True, False, False), (False, True, False), (False, False, True)
+
+
+def _one_hot(x, z):
+    return fg.sum(jax.nn.one_hot(client_index("clients"), N)[:, None] * z)
+
+
+def _noisy(x, z):
+    noise = jax.random.normal(fg.client_key(jax.random.key(0)), (2,))
+    return fg.sum(jnp.tanh(fg.broadcast(x) * z) + noise)
+
+
+AUDITED = {  # the sum that matters: (raw, picked, dominated)
+    "an argument": (lambda x, z: fg.sum(z), (True, False, True)),
+    "a scaled argument": (lambda x, z: fg.sum(2 * z + 1), (True, False, True)),
+    "every row, by one-hot sums": (_one_hot, (True, True, True)),
+    "something computed": (lambda x, z: fg.sum(jnp.exp(z * fg.broadcast(x))), DOMINATED),
+    "bounded": (lambda x, z: fg.sum(jnp.tanh(z * fg.broadcast(x))), (False, False, False)),
+    "clipped": (lambda x, z: fg.sum(jnp.clip(z * fg.broadcast(x), -1, 1)), (False,) * 3),
+    "a vote": (lambda x, z: fg.sum(z > fg.broadcast(x)), (False, False, False)),
+    "noise of one's own": (_noisy, (False, False, False)),
+}
+
+
+@pytest.mark.parametrize("fun, marks", AUDITED.values(), ids=AUDITED)
+def test_marks_of_an_audit(fun, marks):
+    audit = fg.plan(fg.program(fun, z=C), X, Z).audit()
+    (release,) = audit.releases
+    assert (release.raw, release.picked, release.dominated) == marks
+    assert audit.only_sums and not hasattr(audit, "ok")
+    for mark in release.marks:
+        assert mark in str(audit)
