@@ -1,7 +1,7 @@
 # Needs python3 (3.11 or later), pip and make; everything else goes into .venv, on first use.
 
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make demo       the paper's learned client weighting, with a report; about two minutes"
-	@echo "make test       run the tests             (ARGS='-k ragged' for some of them)"
+	@echo "make test       run the tests             (ARGS='-k ragged' for some of them; PYTHON=python3.13)"
 	@echo "make lint       check style, format and types"
 	@echo "make bench      run the benchmarks        (ARGS=... is handed on)"
 	@echo "make clean      remove what the targets above have written"
@@ -36,7 +36,14 @@ clean:
 	find src tests examples benchmarks -name .venvs -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 clean-all: clean
-	rm -rf $(VENV) benchmarks/.venvs
+	rm -rf .venv .venv-* benchmarks/.venvs
+
+MINOR := -c 'import sys; print(sys.version_info[:2])'
+
+# Another PYTHON than that of the environment makes it anew; name another VENV to keep both.
+ifneq ($(shell $(PY) $(MINOR) 2>/dev/null),$(shell $(PYTHON) $(MINOR) 2>/dev/null))
+.PHONY: $(READY)
+endif
 
 # Some systems ship python3 without ensurepip, and then a venv cannot make its own pip: it gets one
 # from the pip outside. The stamp is written last, so that a broken install is tried again.
@@ -44,7 +51,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "fedgrad needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
 	         "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
-	@$(PY) -c '' 2>/dev/null || { \
+	@test "$$($(PY) $(MINOR) 2>/dev/null)" = "$$($(PYTHON) $(MINOR))" || { \
 	    echo "[1/2] Creating $(VENV) with $$($(PYTHON) --version)"; \
 	    $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || \
 	    $(PYTHON) -m venv --clear --without-pip $(VENV); }

@@ -5,7 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from sections import compiling, derivatives, fit, flower, memory, mesh, rounds, scaling, tuning
+from sections import (
+    compiling,
+    derivatives,
+    fit,
+    flower,
+    large,
+    memory,
+    mesh,
+    rounds,
+    scaling,
+    tuning,
+)
 
 
 class Section(Protocol):
@@ -33,6 +44,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "tuning": ("The cost of self-tuning", tuning),
     "derivatives": ("The cost of a derivative", derivatives),
     "memory": ("Memory of a derivative", memory),
+    "large": ("A million parameters", large),
     "scaling": ("From 50 to 50,000 clients", scaling),
     "mesh": ("One and two devices", mesh),
     "flower": ("Rounds on a real federation", flower),

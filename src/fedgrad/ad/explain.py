@@ -89,10 +89,10 @@ class Explanation:
         return Group(table, Text(self.reason), Text(note.plain, style="dim"))
 
     def __str__(self) -> str:
-        return self._shown(Console(file=io.StringIO(), width=100, color_system=None))
+        return self._shown(Console(file=io.StringIO(), width=110, color_system=None))
 
     def _repr_html_(self) -> str:
-        console = Console(file=io.StringIO(), width=100, record=True, force_jupyter=False)
+        console = Console(file=io.StringIO(), width=110, record=True, force_jupyter=False)
         console.print(self)
         table = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         return f"<div>{self.program.draw()}{table}</div>"

@@ -28,36 +28,16 @@ Rules = Mapping[Primitive, Rule]
 
 
 def evaluate(equations: Iterable[Equation], env: dict[Value, Any], rules: Rules = {}) -> None:
-    """Like `fedgrad.core.graph.evaluate`, under rules.
-
-    A rule may make two equations the same; such work is done once.
-    """
-    done: dict[Any, list[Any]] = {}
+    """Like `fedgrad.core.graph.evaluate`, under rules."""
     for equation in equations:
         inputs = [read(env, v) for v in equation.inputs]
-        key = None if equation.effects else _key(equation, inputs)
-        if key is not None and key in done:
-            env.update(zip(equation.outputs, done[key], strict=True))
-            continue
         here = rules
         if equation.indexed:
             *inputs, index = inputs
             here = {**rules, jax_primitives.axis_index_p: functools.partial(_answer, index)}
         with at_source(equation.source):
             outputs = apply(equation.primitive, equation.params, inputs, here)
-        if key is not None:
-            done[key] = outputs
         env.update(zip(equation.outputs, outputs, strict=True))
-
-
-def _key(equation: Equation, inputs: Sequence[Any]) -> Any:
-    """What an equation computes, from which values; None if that cannot be compared."""
-    params = tuple(sorted(equation.params.items()))
-    try:
-        hash(params)
-    except TypeError:
-        return None
-    return equation.primitive, params, equation.indexed, tuple(map(id, inputs))
 
 
 def _answer(index: Any, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
