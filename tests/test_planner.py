@@ -10,8 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import fedgrad as fg
-from fedgrad.ad.derivative import derivative, rule_vectors, subject
+from fedgrad.ad.derivative import derivative
 from fedgrad.ad.planner import derived_graph
+from fedgrad.ad.subject import rule_vectors, subject
 from fedgrad.core.trace import read_arguments
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan

@@ -6,100 +6,23 @@ it. They meet at the server, which multiplies. All forward and all backward are 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad.activity import Unit, active_units, active_values, differentiable
+from fedgrad.ad.activity import Unit
 from fedgrad.ad.evaluate import RuleOf, advance, evaluate, has_cond, start
 from fedgrad.ad.local import pull_basis, push_basis
-from fedgrad.core.check import check
+from fedgrad.ad.subject import Rules, Subject, is_complex, is_while
 from fedgrad.core.errors import PlanError
-from fedgrad.core.graph import Graph, Value, read
-from fedgrad.core.normal_form import traced
+from fedgrad.core.graph import Value, read
 from fedgrad.core.placement import is_client
-from fedgrad.core.primitives import ClosedJaxpr, sum_p
-from fedgrad.core.trace import struct
-from fedgrad.plan.cut import cut
-from fedgrad.plan.stages import Loop, Steps
+from fedgrad.core.primitives import sum_p
+from fedgrad.plan.stages import Loop
 
-Rules = tuple[str, ...]  # "push" | "local" | "pull" for each active unit, in order
 Array = jax.Array
 Blocks = list[list[Array]]  # derivative[j][i] of shape results[j] + wrt[i]
-
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """A program that is to be differentiated, in the view of the server and one client."""
-
-    name: str
-    placements: tuple[str, ...]
-    jaxpr: ClosedJaxpr
-    graph: Graph
-    steps: Steps
-    wrt: tuple[int, ...]  # positions among the inputs
-    results: tuple[int, ...]  # positions among the outputs
-    returned: tuple[int, ...]  # outputs that are wanted besides the derivative
-    active: set[Value]
-    units: list[tuple[int, Unit]]
-
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        """What the choice of rules depends on, besides the shapes of the arguments."""
-        return tuple((number, type(unit).__name__, _sizes(unit)) for number, unit in self.units)
-
-    @property
-    def at_clients(self) -> bool:
-        """Is one of the inputs that are differentiated at clients?"""
-        return any(is_client(self.graph.inputs[i].at) for i in self.wrt)
-
-    @property
-    def complex(self) -> bool:
-        """Is one of them complex? Pushing a basis forward would need its imaginary half too."""
-        return any(_is_complex(self.graph.inputs[i].aval) for i in self.wrt)
-
-    @property
-    def widens(self) -> bool:
-        """Is it free to go forward, and the shorter way: are there fewer inputs than results?"""
-        if self.at_clients or self.complex:
-            return False
-        inputs = sum(self.graph.inputs[i].size for i in self.wrt)
-        return inputs < sum(self.graph.outputs[j].size for j in self.results)
-
-
-def subject(
-    name: str,
-    fun: Callable[..., list[Any]],
-    values: Sequence[Value],
-    placements: Sequence[str],
-    wrt: Sequence[int],
-    pick: Callable[[int], tuple[Sequence[int], Sequence[int]]],
-    derived: bool = False,
-) -> Subject:
-    """Trace `fun`, a function of flat values. `pick` says, of so many outputs, which ones are
-    differentiated and which ones are returned as well. `derived`: it is a derivative itself."""
-    jaxpr, _ = traced(fun, placements, *map(struct, values))
-    graph = check(jaxpr, values, nested=True, keep_custom=True, derived=derived)
-    steps = cut(graph, recompute=True)
-    results, returned = pick(len(graph.outputs))
-    chosen = tuple(i for i in results if differentiable(graph.outputs[i]))
-    active = active_values(
-        graph.equations, [graph.inputs[i] for i in wrt], [graph.outputs[i] for i in chosen]
-    )
-    return Subject(
-        name,
-        tuple(placements),
-        jaxpr,
-        graph,
-        steps,
-        tuple(wrt),
-        chosen,
-        tuple(returned),
-        active,
-        active_units(steps, active),
-    )
 
 
 def derivative(
@@ -130,57 +53,8 @@ def derivative(
     return _meet(subject, inputs, rule_of, turn)
 
 
-def rule_vectors(subject: Subject) -> list[Rules]:
-    """Every choice of rules that makes sense: a pull gives no tangent to push on, so there is no
-    push at or after a pull."""
-    if subject.at_clients and any(_is_while(unit) for _, unit in subject.units):
-        return []
-    vectors: list[tuple[str, ...]] = [()]
-    for number, unit in subject.units:
-        longer = []
-        for vector in vectors:
-            pulled = any(
-                rule == "pull" and at <= number
-                for rule, (at, _) in zip(vector, subject.units, strict=False)
-            )
-            pushed = _pushed_here(subject, vector, number)
-            longer += [
-                (*vector, rule)
-                for rule in ("local", "push", "pull")
-                if possible(subject, unit, rule)
-                if not (rule == "push" and pulled) and not (rule == "pull" and pushed)
-            ]
-        vectors = longer
-    return vectors
-
-
-def possible(subject: Subject, unit: Unit, rule: str) -> bool:
-    """May this round have this rule, whatever the others have?"""
-    if rule == "push":
-        return not subject.at_clients
-    return not (rule == "pull" and _is_while(unit))
-
-
-def _pushed_here(subject: Subject, vector: Rules, number: int) -> bool:
-    return any(
-        rule == "push" and at == number
-        for rule, (at, _) in zip(vector, subject.units, strict=False)
-    )
-
-
-def _sizes(unit: Unit) -> tuple[int, ...]:
-    if isinstance(unit, Loop):
-        return tuple(v.size for v in (*unit.equation.inputs, *unit.equation.outputs))
-    return tuple(v.size for pair in (*unit.down, *unit.up) for v in pair[:1])
-
-
 def _has_cond(unit: Unit) -> bool:
     return isinstance(unit, Loop) and (unit.kind == "cond" or has_cond(unit))
-
-
-def _is_while(unit: Unit) -> bool:
-    """JAX cannot pull back through a while_loop."""
-    return isinstance(unit, Loop) and unit.kind == "while"
 
 
 def _turning_point(subject: Subject, rules: Rules) -> int:
@@ -188,7 +62,7 @@ def _turning_point(subject: Subject, rules: Rules) -> int:
     forward = [
         at + 1
         for rule, (at, unit) in zip(rules, subject.units, strict=True)
-        if rule == "push" or _is_while(unit)
+        if rule == "push" or is_while(unit)
     ]
     last = max((at + 1 for at, _ in subject.units), default=0)
     turn = max(forward, default=0)
@@ -257,7 +131,7 @@ def _pulled(
 
 
 def _parts(subject: Subject, y: Array) -> list[Array]:
-    return [y.real, y.imag] if _is_complex(y) and not subject.complex else [y]
+    return [y.real, y.imag] if is_complex(y) and not subject.complex else [y]
 
 
 def _whole(subject: Subject, outputs: list[Array], blocks: Blocks) -> Blocks:
@@ -268,10 +142,6 @@ def _whole(subject: Subject, outputs: list[Array], blocks: Blocks) -> Blocks:
         [x[0] if len(x) == 1 else jax.lax.complex(*x) for x in zip(*row, strict=True)]
         for row in rows
     ]
-
-
-def _is_complex(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.complexfloating))
 
 
 def _meet(
@@ -325,7 +195,7 @@ def _multiply(
     def term(j: int, c: int, i: int) -> Array:
         value = crossing[c]
         product = jnp.tensordot(pulled[j][c], pushed[c][i], len(value.aval.shape))
-        if not _is_complex(results[j]):
+        if not is_complex(results[j]):
             product = jnp.real(product)  # JAX's cotangent of a complex value: dy = Re(ct * dx)
         return sum_p.bind(product, placement=value.at) if is_client(value.at) else product
 

@@ -5,10 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.request import Argnums
@@ -66,41 +62,54 @@ class Explanation:
                 parts.append(f"{row.mode} costs {_number(row.price)}{_times(row, auto)}.")
             else:
                 parts.append(f"{row.mode} costs the same.")
-        plan = auto.plan
-        parts.append(
-            f"The server holds {_bytes(plan.server_memory)} at once and does "
-            f"{_count(plan.server_work)} operations."
-        )
         return " ".join(parts)
 
-    def __rich__(self) -> Group:
-        table = Table(box=box.SIMPLE_HEAVY, title=f"differentiating {self.program.name}")
+    @property
+    def server(self) -> str:
+        """What the server needs for what the planner chooses: an estimate from the shapes."""
+        plan = self["auto"].plan or self.program
+        memory, work = _bytes(plan.server_memory), _count(plan.server_work)
+        return f"The server holds {memory} at once and does {work} operations."
+
+    def __rich__(self) -> Any:
+        from rich import box, table, text  # loaded when it is needed: it takes a while
+        from rich.console import Group
+
+        rows = table.Table(box=box.SIMPLE_HEAVY, title=f"differentiating {self.program.name}")
         for name in ("mode", "rules", "rounds", "down", "up", "again", "memory", "server", "price"):
             side: Any = "left" if name in ("mode", "rules", "again") else "right"
-            table.add_column(name, justify=side, no_wrap=name in ("mode", "price"))
-        table.add_row(*_cells("no grad", self.program, None), style="dim")
+            rows.add_column(name, justify=side, no_wrap=name in ("mode", "price"))
+        rows.add_row(*_cells("no grad", self.program, None), style="dim")
         for row in self.rows:
             style = "bold green" if row.mode == "auto" else "" if row.allowed else "dim red"
-            table.add_row(*_cells(row.mode, row.plan, row), style=style)
-        note = Text(
+            rows.add_row(*_cells(row.mode, row.plan, row), style=style)
+        note = text.Text(
             "scalars (bytes) per client; again: who is addressed in more than one round; memory: "
             "of a client between rounds; server: what it holds at once (estimated)"
         )
-        return Group(table, Text(self.reason), Text(note.plain, style="dim"))
+        return Group(
+            rows, text.Text(self.reason), text.Text(self.server), text.Text(note.plain, style="dim")
+        )
 
     def __str__(self) -> str:
-        return self._shown(Console(file=io.StringIO(), width=110, color_system=None))
+        return self._printed(str(self.program), self).file.getvalue()  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str:
-        console = Console(file=io.StringIO(), width=110, record=True, force_jupyter=False)
-        console.print(self)
+        console = self._printed(self, record=True)
         table = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         return f"<div>{self.program.draw()}{table}</div>"
 
-    def _shown(self, console: Console) -> str:
-        console.print(Text(str(self.program)))
-        console.print(self)
-        return console.file.getvalue()  # type: ignore[attr-defined]
+    def _printed(self, *things: Any, record: bool = False) -> Any:
+        """A console on which these have been printed."""
+        from rich.console import Console
+
+        colors: Any = {} if record else {"color_system": None}
+        console = Console(
+            file=io.StringIO(), width=110, record=record, force_jupyter=False, **colors
+        )
+        for thing in things:
+            console.print(thing, markup=False, highlight=False)
+        return console
 
 
 def explain(

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedgrad.ad.derivative import Rules, Subject, derivative, possible, rule_vectors
+from fedgrad.ad.derivative import derivative
 from fedgrad.ad.local import impossible
+from fedgrad.ad.subject import Rules, Subject, possible, rule_vectors
 from fedgrad.core.check import check
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
 from fedgrad.core.graph import Graph, Value
 from fedgrad.core.normal_form import traced
-from fedgrad.core.trace import struct
+from fedgrad.core.trace import Taken, struct
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
 
@@ -87,21 +88,13 @@ class CostModel:
         return max(plan.client_memory.values(), default=0) <= self.client_memory
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How a derivative is taken: the rule of each active round, and whether clients recompute."""
-
-    rules: Rules
-    recompute: bool = False
+Priced = tuple[tuple[float, int, int], Taken]  # what orders choices, and the choice
 
 
-Priced = tuple[tuple[float, int, int], Choice]  # what orders choices, and the choice
-
-
-def choose(subject: Subject, cost: CostModel) -> Choice:
+def choose(subject: Subject, cost: CostModel) -> Taken:
     """The cheapest choice that the cost model allows."""
     if not subject.units and cost.client_memory is None:
-        return Choice(())  # there is nothing to choose
+        return Taken()  # there is nothing to choose
     program = _plan(subject, subject.graph, recompute=False)
     prices: dict[Rules, Priced | None] = {}
 
@@ -127,12 +120,13 @@ def _price(subject: Subject, rules: Rules, cost: CostModel, program: Plan) -> Pr
     if graph is None:
         return None
     best = None
-    for recompute in (False, True):
+    # Computing again is never cheaper: it is a way to live with little memory.
+    for recompute in (False,) if cost.client_memory is None else (False, True):
         plan = _plan(subject, graph, recompute)
         if cost.allows(plan, program):
             order = cost.order(plan)
             if best is None or order < best[0]:
-                best = order, Choice(rules, recompute)
+                best = order, Taken(rules, recompute)
         if not recompute and not any(plan.client_memory.values()):
             break  # nothing is remembered, so there is nothing to recompute
     return best

@@ -8,17 +8,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, subject
+from fedgrad.ad.derivative import Blocks, derivative
 from fedgrad.ad.local import impossible
-from fedgrad.ad.planner import Choice, CostModel, choose
+from fedgrad.ad.planner import CostModel, choose
+from fedgrad.ad.subject import Subject, subject
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
 from fedgrad.core.examples import Examples
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import SERVER, is_client
 from fedgrad.core.program import Program
+from fedgrad.core.trace import Taken
 
 Argnums = int | str | Sequence[int | str]
 
+REMEMBERED = 32  # choices for other shapes of the arguments
 RULES = {"forward": "push", "reverse": "pull", "mixed": "local"}  # of all rounds, by mode
 
 
@@ -34,7 +37,7 @@ class Request:
     has_aux: bool
     scalar: bool
     with_value: bool = False
-    choices: dict[Any, Choice] = field(default_factory=dict, repr=False)
+    choices: dict[Any, Taken] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", *RULES):
@@ -46,12 +49,15 @@ class Request:
                 f'cost= chooses the mode, so it goes with mode="auto"; got mode={self.mode!r}.'
             )
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, Any], Any]:
-        """((y, aux), derivative) in the view of the server and one client."""
+    def run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, Any], Any, Taken]:
+        """((y, aux), derivative, how it was taken) in the view of the server and one client."""
         arguments = self.program.bind(args, kwargs)
         leaves = jax.tree.leaves(list(arguments.values()))
         traced, shapes = self.trace(arguments)
-        rules = self.rules(traced, arguments)
+        taken = self._choose(traced, arguments)
+        rules = taken.rules
         inputs = [jnp.asarray(x) for x in leaves]
         # Where only the server works, these two modes say how; the others leave it free.
         forward = {"forward": True, "reverse": False}.get(self.mode, traced.widens)
@@ -72,7 +78,7 @@ class Request:
             outputs, blocks = derivative(traced, inputs, rules, not forward)
         result = jax.tree.unflatten(shapes, outputs)
         y, aux = result if self.has_aux else (result, None)
-        return (y, aux), self.assemble(y, arguments, blocks)
+        return (y, aux), self.assemble(y, arguments, blocks), taken
 
     def trace(self, arguments: dict[str, Any]) -> tuple[Subject, Any]:
         tree = jax.tree.structure(list(arguments.values()))
@@ -150,24 +156,16 @@ class Request:
                 "use fg.jacobian for others."
             )
 
-    def rules(self, traced: Subject, arguments: dict[str, Any]) -> Rules:
-        return self._choose(traced, arguments).rules
-
-    def choice(self, arguments: dict[str, Any]) -> Choice:
-        """How the derivative is taken for these arguments (as one client sees them)."""
-        return self._choose(self.trace(arguments)[0], arguments)
-
-    def _choose(self, traced: Subject, arguments: dict[str, Any]) -> Choice:
+    def _choose(self, traced: Subject, arguments: dict[str, Any]) -> Taken:
+        if self.mode != "auto":
+            return Taken((RULES[self.mode],) * len(traced.units))
         key = (_key(arguments), traced.signature)
-        if key not in self.choices:
-            self.choices[key] = self._decide(traced)
-        return self.choices[key]
-
-    def _decide(self, traced: Subject) -> Choice:
-        if self.mode == "auto":
-            return choose(traced, self.cost or CostModel())
-        rules = (RULES[self.mode],) * len(traced.units)
-        return Choice(rules)
+        found = self.choices.get(key)
+        if found is None:
+            while len(self.choices) >= REMEMBERED:
+                self.choices.pop(next(iter(self.choices)), None)
+            found = self.choices[key] = choose(traced, self.cost or CostModel())
+        return found
 
     def assemble(self, y: Any, arguments: dict[str, Any], blocks: Blocks) -> Any:
         def of_result(row: Sequence[Any]) -> Any:

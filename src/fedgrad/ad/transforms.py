@@ -18,6 +18,7 @@ from fedgrad.ad.request import Argnums, Request, argument_names, is_float
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.placement import Placement
 from fedgrad.core.program import Program
+from fedgrad.core.trace import note
 
 Mode = Literal["auto", "forward", "reverse", "mixed"]
 
@@ -86,27 +87,31 @@ def _derived(
     request = Request(program, names, single, mode, cost, has_aux, scalar, with_value)
 
     def fun(*args: Any, **kwargs: Any) -> Any:
-        (y, aux), d = request.run(args, kwargs)
+        (y, aux), d, taken = request.run(args, kwargs)
+        note(fun, taken)
         if not has_aux:
             return pack(y, d)
         return ((y, aux), d) if name == "value_and_grad" else (pack(y, d), aux)
-
-    undecided = cost is not None and cost.client_memory is not None and not recompute
 
     def make() -> Program:
         fun.__name__ = f"{name}({program.name})"
         return Program(
             fun,
             dict(program.placements),
-            program.executor,
-            None if undecided else recompute or program.recompute,
-            request.choice,
+            None,
+            recompute or program.recompute,
             True,
             program.signature,
         )
 
-    key = (name, names, single, mode, cost, has_aux, recompute, program.executor)
-    return program.once(key, make)
+    key = (name, names, single, mode, cost, has_aux, recompute)
+    return _like_it(program, program.once(key, make))
+
+
+def _like_it(program: Program, made: Program) -> Program:
+    """On the executor of the program it was made of. What a program remembers does not hold on to
+    an executor, which may hold on to a federation."""
+    return made if program.executor is None else made.on(program.executor)
 
 
 def jvp(program: Program, argnums: Argnums = 0) -> Program:
@@ -132,9 +137,10 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
         y, dy = jax.jvp(floats.call, (floats.primals,), (tangent,))
         return y, jax.tree.map(lambda a, b: like(a, b) if is_float(a) else b, y, dy)
 
-    key = ("jvp", names, single, program.executor)
+    key = ("jvp", names, single)
     placement = next(iter(placements))
-    return program.once(key, lambda: _extended(program, run, "jvp", "tangents", placement))
+    made = program.once(key, lambda: _extended(program, run, "jvp", "tangents", placement))
+    return _like_it(program, made)
 
 
 def vjp(program: Program, argnums: Argnums = 0, recompute: bool = False) -> Program:
@@ -156,8 +162,9 @@ def vjp(program: Program, argnums: Argnums = 0, recompute: bool = False) -> Prog
         trees = jax.tree.unflatten(floats.tree, gradient)
         return y, (trees[0] if single else tuple(trees))
 
-    key = ("vjp", names, single, recompute, program.executor)
-    return program.once(key, lambda: _extended(program, run, "vjp", "cotangent", None, recompute))
+    key = ("vjp", names, single, recompute)
+    made = program.once(key, lambda: _extended(program, run, "vjp", "cotangent", None, recompute))
+    return _like_it(program, made)
 
 
 class _Floats:
@@ -216,7 +223,7 @@ def _extended(
     if placement is not None:
         placements[extra] = placement
     again = recompute or program.recompute
-    return Program(fun, placements, program.executor, again, None, True, signature)
+    return Program(fun, placements, None, again, True, signature)
 
 
 def _check_like(found: Any, wanted: Any, where: str, what: str, like: str) -> None:

@@ -24,7 +24,6 @@ from fedgrad.core.primitives import (
     CUSTOM_DERIVATIVES,
     ClosedJaxpr,
     JaxprEqn,
-    Literal,
     at_source,
     bind,
     broadcast_p,
@@ -32,6 +31,7 @@ from fedgrad.core.primitives import (
     communicates,
     counted_p,
     has_effects,
+    interpret,
     make_jaxpr,
 )
 
@@ -68,17 +68,7 @@ def _bodies(eqn: JaxprEqn) -> Sequence[ClosedJaxpr]:
 def _run(jaxpr: ClosedJaxpr, inputs: Sequence[Any], tape: "_Tape | None" = None) -> list[Any]:
     """Evaluate a jaxpr, mended. What it does is noted on the tape."""
     tape = _Tape() if tape is None else tape
-    env = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
-    env.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
-
-    def value(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.jaxpr.eqns:
-        with at_source(eqn.source_info):
-            outputs = _mended(eqn, [value(v) for v in eqn.invars], tape)
-        env.update(zip(eqn.outvars, outputs, strict=True))
-    return [value(v) for v in jaxpr.jaxpr.outvars]
+    return interpret(jaxpr, inputs, lambda eqn, values: _mended(eqn, values, tape))
 
 
 def _mended(eqn: JaxprEqn, values: list[Any], tape: "_Tape") -> list[Any]:

@@ -10,7 +10,7 @@ This is the only file that touches `jax.interpreters` and `jax.extend`.
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -213,6 +213,25 @@ def bind(primitive: Primitive, params: dict[str, Any], values: Sequence[Any]) ->
     """Apply one equation to values."""
     out = primitive.bind(*values, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
+
+
+def interpret(
+    jaxpr: ClosedJaxpr,
+    inputs: Sequence[Any],
+    step: Callable[[JaxprEqn, list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """The outputs of a jaxpr, with `step` in the place of each of its equations."""
+    env = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
+    env.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+
+    def value(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.jaxpr.eqns:
+        with at_source(eqn.source_info):
+            outputs = step(eqn, [value(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, outputs, strict=True))
+    return [value(v) for v in jaxpr.jaxpr.outvars]
 
 
 def where(*sources: Any) -> str:

@@ -14,7 +14,9 @@ from fedgrad.core.primitives import inside
 
 
 class Executor(Protocol):
-    """Runs a program on arguments. Executors are immutable and hashable."""
+    """Runs a program on arguments. Executors are immutable and hashable, and programs keep what was
+    compiled for them; one that has to end (because it has connections, say) sets `remembers`, and
+    keeps what it compiled itself."""
 
     def compile(self, program: "Program") -> Callable[[dict[str, Any]], Any]:
         """The program as a function of its arguments by name."""
@@ -32,9 +34,7 @@ class Program:
     fun: Callable[..., Any]
     placements: dict[str, Placement]
     executor: Executor | None = None
-    # Clients compute again what they would have to remember; None: `choice` decides.
-    recompute: bool | None = False
-    choice: Callable[[dict[str, Any]], Any] | None = None  # how a derivative is taken
+    recompute: bool = False  # clients compute again what they would have to remember
     derived: bool = False  # it is a derivative of another program
     signature: inspect.Signature = dataclasses.field(repr=False, default=None)  # type: ignore[assignment]
     # What has been made of the program: shared by copies, so that `.on(...)` compiles only once.
@@ -95,6 +95,8 @@ class Program:
         return self._compiled(executor)(self.bind(args, kwargs))
 
     def _compiled(self, executor: Executor) -> Callable[[dict[str, Any]], Any]:
+        if getattr(executor, "remembers", False):
+            return executor.compile(self)
         return self.once(executor, lambda: executor.compile(self))
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:

@@ -1,5 +1,6 @@
 """From a program and its arguments to a checked graph of what the server and one client do."""
 
+import contextvars
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,10 +31,29 @@ class Arguments:
     sizes: dict[str, Any]  # how many examples each client has, where clients are ragged
 
 
+@dataclass(frozen=True)
+class Taken:
+    """How a derivative is taken: the rule of each active round ("push", "local", "pull"), and
+    whether clients compute again what they would have to remember."""
+
+    rules: tuple[str, ...] = ()
+    recompute: bool = False
+
+
+# While a program is traced: how the derivatives in it were taken, by the function that took them.
+_taken: contextvars.ContextVar[dict[Any, Taken]] = contextvars.ContextVar("fedgrad_taken")
+
+
+def note(fun: Callable[..., Any], taken: Taken) -> None:
+    """Say how the derivative that `fun` computes was taken; plans of it will tell."""
+    _taken.get({})[fun] = taken
+
+
 @dataclass(frozen=True, eq=False)
 class Traced:
     graph: Graph
     outputs: Any  # the tree of the result
+    taken: Taken  # if the program is a derivative
 
 
 def struct(value: Value) -> jax.ShapeDtypeStruct:
@@ -44,11 +64,16 @@ def struct(value: Value) -> jax.ShapeDtypeStruct:
 def trace(program: Program, arguments: Arguments) -> Traced:
     """Trace and check one client's view of the program."""
     structs = [struct(v) for v in arguments.values]
-    jaxpr, shape = traced(
-        lambda *leaves: program.call(arguments.rebuild(list(leaves))),
-        program.client_placements,
-        *structs,
-    )
+    notes: dict[Any, Taken] = {}
+    token = _taken.set(notes)
+    try:
+        jaxpr, shape = traced(
+            lambda *leaves: program.call(arguments.rebuild(list(leaves))),
+            program.client_placements,
+            *structs,
+        )
+    finally:
+        _taken.reset(token)
     graph = _constants_placed(check(jaxpr, arguments.values, derived=program.derived), program)
     for value in graph.outputs:
         if value.shared:
@@ -56,7 +81,7 @@ def trace(program: Program, arguments: Arguments) -> Traced:
                 f"{program.name} returns {value.origin}, the store of examples itself. Return what "
                 "it computes of them, for example data.count."
             )
-    return Traced(graph, jax.tree.structure(shape))
+    return Traced(graph, jax.tree.structure(shape), notes.get(program.fun, Taken()))
 
 
 def _constants_placed(graph: Graph, program: Program) -> Graph:

@@ -1,6 +1,7 @@
 """The executor for real federations: data stay on the nodes, client stages travel to them."""
 
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -45,6 +46,8 @@ class Flower:
     what is signed. `platforms`: what the stages are compiled for.
     """
 
+    remembers = True
+
     def __init__(
         self,
         federation: str | Transport | Federation,
@@ -81,6 +84,9 @@ class Flower:
         self.over_select, self.recompute, self.platforms = over_select, recompute, platforms
         self.federation = _federation(federation, deadline, connection)
         self._reports = threading.local()
+        # What was prepared of a program, by its function: it ends with the program, or with us.
+        self._ready: weakref.WeakKeyDictionary[Any, dict[Any, Prepared]]
+        self._ready = weakref.WeakKeyDictionary()
 
     def close(self) -> None:
         """Leave the federation; what nodes remember of us expires there."""
@@ -137,12 +143,13 @@ class Flower:
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
         """The program as a function of its arguments by name."""
-        ready: dict[Any, Prepared] = {}
+        ready = self._ready.setdefault(program.fun, {})
 
         def prepare(arguments: Arguments) -> Prepared:
             shapes = tuple((str(v.aval), v.aval.weak_type, v.at) for v in arguments.values)
             tree = jax.tree.structure(arguments.rebuild(list(range(len(shapes)))))
-            key = (shapes, tree, jax.dtypes.canonicalize_dtype(float))  # with or without x64
+            x64 = jax.dtypes.canonicalize_dtype(float)
+            key = (shapes, tree, x64, program.client_placements, program.recompute)
             if key not in ready:
                 made = make_plan(program, arguments, self.recompute)
                 ready[key] = Prepared(made, self.platforms)

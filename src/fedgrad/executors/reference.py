@@ -3,7 +3,7 @@
 It is slow and it is meant to be read. Every other executor is tested against it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -11,16 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.control import Cond, Scan, While
 from fedgrad.core.graph import Value, read
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import read_arguments
 from fedgrad.executors.clients import wide
 from fedgrad.executors.rewrite import evaluate
-from fedgrad.executors.walk import Env, Walk
+from fedgrad.executors.walk import Env, InPython
 from fedgrad.plan.plan import make_plan
-from fedgrad.plan.stages import Exchange, Loop
+from fedgrad.plan.stages import Exchange
 
 # Called for each client in each round with (placement, client, values sent down, values sent up).
 Observer = Callable[[str, int, list[Any], list[Any]], None]
@@ -51,7 +50,7 @@ class Reference:
         return run
 
 
-class _OneByOne(Walk):
+class _OneByOne(InPython):
     """A client value is a list with one entry per client."""
 
     def __init__(
@@ -91,39 +90,13 @@ class _OneByOne(Walk):
         for kept, column in zip(exchange.kept, columns[len(exchange.up) :], strict=True):
             env[kept] = list(column)
 
-    def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        scan, body = loop.control, loop.bodies[0]
-        assert isinstance(scan, Scan)
-        consts, carry, xs = scan.split(inputs)
-        places = [v.at for v in loop.equation.outputs]
-        rows: list[list[Any]] = []
-        for i in scan.order:
-            now = [[c[i] for c in x] if isinstance(x, list) else x[i] for x in xs]
-            out = self.run(body, [*consts, *carry, *now], places)
-            carry, row = scan.split_outputs(out)
-            rows.append(row)
-        if scan.reverse:
-            rows.reverse()
-        if not rows:  # the shapes are known, the rows are none
-            return [*carry, *map(self.nothing, loop.equation.outputs[scan.carry :])]
-        return [*carry, *[_stack_rows(column) for column in zip(*rows, strict=True)]]
+    def row(self, x: Any, i: int) -> Any:
+        return [c[i] for c in x] if isinstance(x, list) else x[i]
 
-    def nothing(self, value: Value) -> Any:
-        empty = jnp.zeros(value.aval.shape, value.aval.dtype)
-        return self.at_clients(empty, value.at) if is_client(value.at) else empty
-
-    def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        assert isinstance(loop.control, While)
-        cond_consts, body_consts, carry = loop.control.split(inputs)
-        cond, body = loop.bodies
-        while self.run(cond, [*cond_consts, *carry])[0]:
-            carry = self.run(body, [*body_consts, *carry], [v.at for v in loop.equation.outputs])
-        return carry
-
-    def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        assert isinstance(loop.control, Cond)
-        branch = loop.bodies[loop.control.chosen(inputs[0])]
-        return self.run(branch, inputs[1:], [v.at for v in loop.equation.outputs])
+    def stacked(self, rows: Sequence[Any]) -> Any:
+        if isinstance(rows[0], list):
+            return [_stack(of_client) for of_client in zip(*rows, strict=True)]
+        return _stack(rows)
 
 
 def _sum(column: Any) -> Any:
@@ -133,10 +106,3 @@ def _sum(column: Any) -> Any:
 
 def _stack(column: Any) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *column)
-
-
-def _stack_rows(column: Any) -> Any:
-    """Stack over iterations: of a server value, or of each client's."""
-    if isinstance(column[0], list):
-        return [_stack(rows) for rows in zip(*column, strict=True)]
-    return _stack(column)

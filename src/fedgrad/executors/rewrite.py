@@ -14,11 +14,11 @@ from fedgrad.core.primitives import (
     CALLS,
     CUSTOM_DERIVATIVES,
     ClosedJaxpr,
-    Literal,
     Primitive,
     at_source,
     bind,
     closed,
+    interpret,
     jax_primitives,
     primitives_inside,
 )
@@ -59,18 +59,9 @@ def apply(
 
 def run(jaxpr: ClosedJaxpr, inputs: Sequence[Any], rules: Rules) -> list[Any]:
     """Evaluate a jaxpr under rules."""
-    env = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
-    env.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
-
-    def value(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.jaxpr.eqns:
-        with at_source(eqn.source_info):
-            values = [value(v) for v in eqn.invars]
-            outputs = apply(eqn.primitive, eqn.params, values, rules)
-        env.update(zip(eqn.outvars, outputs, strict=True))
-    return [value(v) for v in jaxpr.jaxpr.outvars]
+    return interpret(
+        jaxpr, inputs, lambda eqn, values: apply(eqn.primitive, eqn.params, values, rules)
+    )
 
 
 def _rebuild(

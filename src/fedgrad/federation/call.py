@@ -7,20 +7,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.control import Cond, Scan, While
-from fedgrad.core.graph import Value, read
+from fedgrad.core.graph import read
 from fedgrad.core.placement import is_client
 from fedgrad.executors.clients import wide
-from fedgrad.executors.walk import Env, Walk
+from fedgrad.executors.walk import Env, InPython
 from fedgrad.federation.declared import DECIDED, Declared
 from fedgrad.federation.exported import to_data
 from fedgrad.federation.messages import Messages, Work
 from fedgrad.federation.prepared import Prepared
 from fedgrad.federation.values import Remote, constant, stacked
-from fedgrad.plan.stages import Exchange, Loop, Steps
+from fedgrad.plan.stages import Exchange, Step, Steps
 
 
-class Call(Walk):
+class Call(InPython):
     """A client value is a `Remote`: where each client finds its own."""
 
     def __init__(self, prepared: Prepared, messages: Messages, arguments: Sequence[Remote]) -> None:
@@ -30,23 +29,15 @@ class Call(Walk):
         self.at: tuple[int, ...] = ()  # the iterations of the loops that we are in
         self.waiting: list[tuple[Work, Exchange, Env]] = []
 
-    def run(
-        self, steps: Steps, inputs: Sequence[Any], at: Sequence[str] | None = None
-    ) -> list[Any]:
-        """As in `Walk`, but all exchanges of a step are one message, and the server's work is
-        compiled."""
-        env: Env = dict(zip(steps.inputs, inputs, strict=True))
-        env.update((v, self.index(placement)) for placement, v in steps.indices.items())
-        for step in steps.steps:
-            for exchange in step.exchanges:
-                self.exchange(exchange, env)
-            if any(exchange.speaks for exchange in step.exchanges):
-                self.send()
-            for loop in step.loops:
-                self.loop(loop, env)
-            self.prepared.server[step](env)
-        places = at or [v.at for v in steps.outputs]
-        return [self.placed(env, v, p) for v, p in zip(steps.outputs, places, strict=True)]
+    def exchanges(self, step: Step, env: Env) -> None:
+        """All exchanges of a step are one message."""
+        super().exchanges(step, env)
+        if any(exchange.speaks for exchange in step.exchanges):
+            self.send()
+
+    def server(self, step: Step, env: Env) -> None:
+        """The server's work is compiled."""
+        self.prepared.server[step](env)
 
     def index(self, placement: str) -> Any:
         """Every client's index."""
@@ -86,50 +77,21 @@ class Call(Walk):
             for (_, total), column in zip(exchange.up, zip(*answer, strict=True), strict=True):
                 env[total] = _sum(column)
 
-    # --- loops run here, one iteration after another --------------------------------------
-
-    def inside(self, i: int, body: Steps, inputs: list[Any], at: Any = None) -> list[Any]:
-        """One iteration of a loop, of which clients are told the number."""
-        before, self.at = self.at, (*self.at, i)
+    def iteration(self, i: int | None, body: Steps, inputs: list[Any], at: Any = None) -> list[Any]:
+        """Clients are told the number of an iteration."""
+        before, self.at = self.at, (*self.at, DECIDED if i is None else i)
         try:
             return self.run(body, inputs, at)
         finally:
             self.at = before
 
-    def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        scan, body = loop.control, loop.bodies[0]
-        assert isinstance(scan, Scan)
-        consts, carry, xs = scan.split(inputs)
-        places = [v.at for v in loop.equation.outputs]
-        rows: list[list[Any]] = []
-        for i in scan.order:
-            now = [x.row(i) if isinstance(x, Remote) else x[i] for x in xs]
-            out = self.inside(i, body, [*consts, *carry, *now], places)
-            carry, row = scan.split_outputs(out)
-            rows.append(row)
-        if scan.reverse:
-            rows.reverse()
-        if not rows:
-            return [*carry, *map(self.nothing, loop.equation.outputs[scan.carry :])]
-        return [*carry, *[_stack(column) for column in zip(*rows, strict=True)]]
+    def row(self, x: Any, i: int) -> Any:
+        """A row of what a scan goes over."""
+        return x.row(i) if isinstance(x, Remote) else x[i]
 
-    def nothing(self, value: Value) -> Any:
-        empty = jnp.zeros(value.aval.shape, value.aval.dtype)
-        return self.at_clients(empty, value.at) if is_client(value.at) else empty
-
-    def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        assert isinstance(loop.control, While)
-        cond_consts, body_consts, carry = loop.control.split(inputs)
-        cond, body = loop.bodies
-        places = [v.at for v in loop.equation.outputs]
-        while self.inside(DECIDED, cond, [*cond_consts, *carry])[0]:
-            carry = self.inside(DECIDED, body, [*body_consts, *carry], places)
-        return carry
-
-    def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        assert isinstance(loop.control, Cond)
-        branch = loop.bodies[loop.control.chosen(inputs[0])]
-        return self.run(branch, inputs[1:], [v.at for v in loop.equation.outputs])
+    def stacked(self, rows: Sequence[Any]) -> Any:
+        """Iterations as one array."""
+        return stacked(rows) if isinstance(rows[0], Remote) else jnp.stack(rows)
 
 
 def _sum(column: Sequence[np.ndarray[Any, Any]]) -> Any:
@@ -139,8 +101,3 @@ def _sum(column: Sequence[np.ndarray[Any, Any]]) -> Any:
     for x in column[1:]:
         np.add(total, x.astype(total.dtype, copy=False), out=total)
     return jnp.asarray(total.astype(dtype))
-
-
-def _stack(rows: Sequence[Any]) -> Any:
-    """Iterations as one array: of the server, or of each client."""
-    return stacked(rows) if isinstance(rows[0], Remote) else jnp.stack(rows)

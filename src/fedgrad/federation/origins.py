@@ -8,7 +8,7 @@ from fedgrad.core.control import Scan, While
 from fedgrad.core.placement import is_client
 from fedgrad.executors.walk import Env, Walk
 from fedgrad.federation.declared import DECIDED, Source, iteration, row, union
-from fedgrad.plan.stages import Exchange, Loop, Steps
+from fedgrad.plan.stages import Exchange, Loop, Step, Steps
 
 # What a value may be: a list of sources, if it is at clients; None, if it is at the server.
 Known = list[Source] | None
@@ -34,18 +34,9 @@ class Origins(Walk):
         found = self.found.get(exchange, [{} for _ in exchange.own])  # a loop over nothing
         return tuple({"": next(iter(by.values()))} if by and _all_same(by) else by for by in found)
 
-    def run(self, steps: Steps, inputs: Sequence[Any], at: Sequence[str] | None = None) -> Any:
-        """What the outputs may be."""
-        env: Env = dict(zip(steps.inputs, inputs, strict=True))
-        env.update((v, self.index(placement)) for placement, v in steps.indices.items())
-        for step in steps.steps:
-            for exchange in step.exchanges:
-                self.exchange(exchange, env)
-            for loop in step.loops:
-                self.loop(loop, env)
-            env.update((v, None) for equation in step.server for v in equation.outputs)
-        places = at or [v.at for v in steps.outputs]
-        return [self.placed(env, v, p) for v, p in zip(steps.outputs, places, strict=True)]
+    def server(self, step: Step, env: Env) -> None:
+        """What the server computes is at the server."""
+        env.update((v, None) for equation in step.server for v in equation.outputs)
 
     def index(self, placement: str) -> Known:
         return [["index"]]

@@ -10,7 +10,7 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
-from fedgrad.core.trace import Arguments, read_arguments, struct, trace
+from fedgrad.core.trace import Arguments, read_arguments, trace
 from fedgrad.plan import server
 from fedgrad.plan.cut import cut
 from fedgrad.plan.stages import Exchange, Loop, Steps
@@ -37,13 +37,8 @@ class Plan:
     steps: Steps
     clients: dict[str, int]
     outputs: Any = field(repr=False)  # the tree of the result
-    choice: Callable[[], Any] | None = field(default=None, repr=False)  # of a derivative
+    rules: tuple[str, ...] = ()  # of a derivative, for each active round: "push", "local", "pull"
     opened: tuple[str, ...] = ()  # lines of functions whose custom derivative was left behind
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """For a derivative: the rule of each active round, "push", "local" or "pull"."""
-        return () if self.choice is None else self.choice().rules
 
     @property
     def rounds(self) -> int:
@@ -147,15 +142,10 @@ def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
 
 def make_plan(program: Program, arguments: Arguments, recompute: bool = False) -> Plan:
     traced = trace(program, arguments)
-    choice = None
-    if program.choice is not None:
-        one_client = arguments.rebuild([struct(v) for v in arguments.values])
-        choice = functools.partial(program.choice, one_client)
-        if program.recompute is None:
-            recompute = recompute or choice().recompute
-    steps = cut(traced.graph, recompute or bool(program.recompute))
+    taken = traced.taken
+    steps = cut(traced.graph, recompute or program.recompute or taken.recompute)
     opened = traced.graph.opened
-    return Plan(program.name, steps, arguments.clients, traced.outputs, choice, opened)
+    return Plan(program.name, steps, arguments.clients, traced.outputs, taken.rules, opened)
 
 
 def exchanges(

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
@@ -57,7 +56,7 @@ def fit(
     eval: Evaluate | Mapping[str, Evaluate] | None = None,
     eval_every: int = 10,
     out: str | os.PathLike[str] | None = None,
-    progress: bool | Console = True,
+    progress: Any = True,
     callbacks: Sequence[Callback] = (),
     stop: Stop | Sequence[Stop] | None = None,
     checkpoint_every: int | None = None,

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 REFRESH_SECONDS = 0.1
 PLAIN_SECONDS = 30.0
@@ -35,13 +33,15 @@ class Silent:
         """Nothing."""
 
 
-def display(progress: bool | Console, first: int, rounds: int, clients: int) -> Display:
+def display(progress: Any, first: int, rounds: int, clients: int) -> Display:
     """The display for this output. Training starts after round `first` and has `clients` a round.
 
     It goes to the error stream, so that what a script prints stays what it prints.
     """
     if progress is False or jax.process_index() > 0:  # one of several processes is enough
         return Silent()
+    from rich.console import Console  # loaded when it is needed: it takes a while
+
     console = progress if isinstance(progress, Console) else Console(stderr=True)
     pace = Pace(first, rounds, clients)
     live = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
@@ -86,7 +86,9 @@ def round_up(seconds: float) -> str:
 class Live:
     """A line that changes; its own thread draws it, a few times a second."""
 
-    def __init__(self, console: Console, pace: Pace) -> None:
+    def __init__(self, console: Any, pace: Pace) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
         self.pace = pace
         self.bar = Progress(
             TextColumn("round {task.completed:,}/{task.total:,}"),

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
@@ -128,7 +127,7 @@ def _search(
     cohort_size: int,
     key: jax.Array,
     executor: Executor | None = None,
-    progress: bool | Console = True,
+    progress: Any = True,
 ) -> Search:
     tried = _drawn(algorithm, space, trials, key)
     populations = {"cohort": population} | {
