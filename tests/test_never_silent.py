@@ -11,7 +11,7 @@ import pytest
 
 import fedgrad as fg
 from fedgrad.core.primitives import client_index
-from programs import _some_dropped, dropped_clients, normal
+from programs import TABLE, _some_dropped, dropped_clients, normal
 
 C, N = fg.CLIENTS, 3
 X, Z = normal(0, 2), normal(1, N, 2)
@@ -45,6 +45,126 @@ def test_a_dropped_client_has_no_part_in_second_derivatives(mode):
         return jnp.average(jax.vmap(lambda row: jnp.linalg.norm(x - row))(z[kept]), weights=w[kept])
 
     np.testing.assert_allclose(found, jax.hessian(plain)(x), rtol=1e-9, atol=1e-12)
+
+
+def _mean_tanh(x, z, w):
+    return fg.mean(jnp.sum(jnp.tanh(fg.broadcast(x) * z)), weights=w)
+
+
+def _plain_mean_tanh(x, z, w):
+    return jnp.average(jnp.tanh(x * z).sum(1), weights=w)
+
+
+@every_mode
+def test_second_derivatives_by_a_weight_of_zero(mode):
+    """What a client of weight 0 has that is finite stays: it matters to the weight."""
+    program = fg.program(_mean_tanh, z=C, w=C)
+    w = jnp.array([0.0, 1.0, 2.0])
+    inner = "mixed" if mode == "mixed" else "reverse"
+
+    def squared(x, z, w):
+        return jnp.sum(fg.grad(program, mode=mode)(x, z, w) ** 2)
+
+    found = fg.grad(fg.program(squared, z=C, w=C), "w", mode="reverse")(X, Z, w)
+    wanted = jax.grad(lambda w: jnp.sum(jax.grad(_plain_mean_tanh)(X, Z, w) ** 2))(w)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+    found = fg.jvp(fg.grad(program, "w", mode=inner))(X, Z, w, X)[1]
+    wanted = jax.jvp(lambda x: jax.grad(_plain_mean_tanh, 2)(x, Z, w), (X,), (X,))[1]
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+WITH_WEIGHTS = {  # of the model, and not: a weight may depend on what it weighs
+    "given": lambda loss, w: w,
+    "of the model": lambda loss, w: jnp.where(loss > 0, jnp.exp(-loss), 0.0),
+}
+
+
+@every_mode
+@pytest.mark.parametrize("weights", WITH_WEIGHTS.values(), ids=WITH_WEIGHTS)
+def test_a_dropped_client_with_an_infinite_slope(weights, mode):
+    x, w = jnp.array([0.3, -0.4]), jnp.array([0.0, 1.0, 2.0])
+    z = Z.at[0].set(x)
+
+    def program(x, z, w):
+        loss = jnp.linalg.norm(fg.broadcast(x) - z)
+        return fg.mean(loss, weights=weights(loss, w))
+
+    def plain(x):
+        losses = jnp.stack([jnp.linalg.norm(x - row) for row in z[1:]])
+        return jnp.average(losses, weights=weights(losses, w[1:]))
+
+    placed = fg.program(program, z=C, w=C)
+    np.testing.assert_allclose(fg.grad(placed, mode=mode)(x, z, w), jax.grad(plain)(x), rtol=1e-9)
+    _, pulled = fg.vjp(placed)(x, z, w, jnp.ones(()))
+    np.testing.assert_allclose(pulled, jax.grad(plain)(x), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["dropped_and_counted", "cond_in_scan", "singular_at_zero"])
+def test_vjp_goes_the_way_of_reverse_mode(name):
+    (case,) = [case for case in TABLE if case.name == name]
+    args = case.args(N)
+    value, pulled = fg.vjp(case.program, case.server_argnums)(*args, jnp.ones(()))
+    wanted = fg.value_and_grad(case.program, case.server_argnums, mode="reverse")(*args)
+    jax.tree.map(np.testing.assert_allclose, (value, pulled), wanted)
+
+
+def test_a_nan_of_a_client_that_counts_somewhere_is_not_hidden():
+    def program(x, z, w):
+        loss = jnp.sum(jnp.sqrt(fg.broadcast(x) * 0.0) * z)  # an infinite slope
+        return fg.mean(loss, weights=w) + fg.sum(loss)
+
+    w = jnp.array([0.0, 1.0, 2.0])
+    found = fg.grad(fg.program(program, z=C, w=C), mode="reverse")(X, Z, w)
+    assert not np.isfinite(found).any()
+
+
+def test_a_checkpoint_around_a_mean_stays():
+    """A client remembers what goes into the function, and not what happens there."""
+
+    def memory(steps):
+        def program(x, z, w):
+            @jax.checkpoint
+            def step(x):
+                end, _ = jax.lax.scan(
+                    lambda c, _: (jnp.tanh(c * z), None), fg.broadcast(x), None, length=steps
+                )
+                return x - 0.1 * fg.mean(end, weights=w)
+
+            return jnp.sum(jax.lax.scan(lambda x, _: (step(x), None), x, None, length=3)[0] ** 2)
+
+        gradient = fg.grad(fg.program(program, z=C, w=C), mode="reverse")
+        return fg.plan(gradient, X, Z, jnp.ones(N)).client_memory["clients"]
+
+    assert memory(3) == memory(30) < 100
+
+
+def test_a_part_of_a_mean_that_is_not_used_is_not_sent():
+    def program(x, z, w):
+        return fg.mean((jnp.sum(z * fg.broadcast(x)), jnp.ones(1000) * z[0]), weights=w)[0]
+
+    assert fg.plan(fg.program(program, z=C, w=C), X, Z, jnp.ones(N)).scalars == (2, 2)
+
+
+@pytest.mark.parametrize("mode", [None, "forward", "reverse", "mixed"])
+def test_local_training_is_done_once_for_several_means(mode):
+    """However many means there are, with the same weights, others, or none."""
+
+    def training(x, z):
+        return jax.lax.scan(lambda c, _: (jnp.sin(c * z), jnp.sum(c)), x, None, length=4)
+
+    def loops(second):
+        def program(x, z, w):
+            end, losses = training(fg.broadcast(x), z)
+            return jnp.sum(fg.mean(end, weights=w)) + second(jnp.sum(losses), w)
+
+        placed = fg.program(program, z=C, w=C)
+        run = placed if mode is None else fg.value_and_grad(placed, mode=mode)
+        return jax.jit(run).lower(X, Z, jnp.ones(N)).compile().as_text().count(" while(")
+
+    alone = loops(lambda loss, w: 0.0)
+    assert loops(lambda loss, w: fg.mean(loss, weights=w)) == alone
+    assert loops(lambda loss, w: fg.mean(loss, weights=w**2)) == alone
+    assert loops(lambda loss, w: fg.mean(loss)) == alone
 
 
 @pytest.mark.parametrize("mode", ["reverse", "mixed"])

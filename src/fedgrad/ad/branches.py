@@ -27,7 +27,7 @@ def pulled_cond(
         return list(jax.lax.switch(index, branches, operands))
 
     def again(index: Any, operands: list[Any]) -> tuple[list[Any], Any]:
-        return cond(index, operands), operands
+        return list(jax.lax.switch(index, branches, operands)), operands
 
     def back_again(half: Any, operands: list[Any], cotangents: list[Any]) -> list[Any]:
         return list(half(operands)[1](cotangents)[0])

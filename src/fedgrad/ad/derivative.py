@@ -94,12 +94,30 @@ def _one_way(
         _, blocks, outputs = push_basis(fun, xs)
         return outputs, blocks
     outputs, _, blocks = _pulled(subject, fun, xs)
-    places = [subject.graph.inputs[i].at for i in subject.wrt]
-    blocks = [
-        [like(x, d) if is_client(p) else d for p, x, d in zip(places, xs, row, strict=True)]
-        for row in blocks
-    ]
+    blocks = [_at_home(subject, xs, row) for row in blocks]
     return outputs, _whole(subject, outputs, blocks)
+
+
+def pulled_back(
+    subject: Subject, inputs: list[Any], cotangents: list[Array]
+) -> tuple[list[Array], list[Array]]:
+    """All outputs; and cotangents of the results, pulled back to the differentiated inputs."""
+    special = any(_has_cond(unit) for _, unit in subject.units)
+    run = _by_rules(subject, lambda unit: "pull", back=True) if special else _original(subject)
+
+    def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
+        outputs = run(_replaced(inputs, subject.wrt, xs))
+        return [outputs[j] for j in subject.results], outputs
+
+    xs = [inputs[i] for i in subject.wrt]
+    _, pull, outputs = jax.vjp(fun, xs, has_aux=True)
+    return outputs, _at_home(subject, xs, pull(cotangents)[0])
+
+
+def _at_home(subject: Subject, xs: list[Array], row: Sequence[Array]) -> list[Array]:
+    """Derivatives by inputs, each where its input is."""
+    clients = [is_client(subject.graph.inputs[i].at) for i in subject.wrt]
+    return [like(x, d) if c else d for c, x, d in zip(clients, xs, row, strict=True)]
 
 
 def like(x: Array, derivative: Array) -> Array:

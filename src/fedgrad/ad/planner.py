@@ -64,8 +64,10 @@ class CostModel:
         return network + server
 
     def order(self, plan: Plan) -> tuple[float, int, int]:
-        """What makes one plan better than another: its price, and then what the server needs."""
-        return self.price(plan), plan.server_memory, plan.server_work
+        """What makes one plan better than another: its price, and then what the server needs. That
+        is an estimate, so only a factor of four or more decides."""
+        memory, work = plan.server_memory.bit_length() // 2, plan.server_work.bit_length() // 2
+        return self.price(plan), memory, work
 
     @staticmethod
     def asked_more(plan: Plan, program: Plan) -> list[str]:

@@ -167,21 +167,23 @@ class Request:
             found = self.choices[key] = choose(traced, self.cost or CostModel())
         return found
 
-    def assemble(self, y: Any, arguments: dict[str, Any], blocks: Blocks) -> Any:
-        def of_result(row: Sequence[Any]) -> Any:
-            rest, trees = list(row), []
-            for name in names_in_order:
-                flat, tree = jax.tree.flatten(arguments[name])
-                filled = [rest.pop(0) if is_float(x) else None for x in flat]
-                trees.append(jax.tree.unflatten(tree, filled))
-            by_name = dict(zip(names_in_order, trees, strict=True))
-            chosen = tuple(by_name[name] for name in self.names)
-            return chosen[0] if self.single else chosen
+    def by_argument(self, row: Sequence[Any], arguments: dict[str, Any]) -> Any:
+        """Derivatives by the floating leaves, in the form of the arguments that were named."""
+        rest, by_name = list(row), {}
+        for name in (name for name in arguments if name in self.names):
+            flat, tree = jax.tree.flatten(arguments[name])
+            filled = [rest.pop(0) if is_float(x) else None for x in flat]
+            by_name[name] = jax.tree.unflatten(tree, filled)
+        chosen = tuple(by_name[name] for name in self.names)
+        return chosen[0] if self.single else chosen
 
-        names_in_order = [name for name in arguments if name in self.names]
+    def assemble(self, y: Any, arguments: dict[str, Any], blocks: Blocks) -> Any:
+        """The derivative in the form of the result, and in that of the arguments at each leaf."""
         flat, tree = jax.tree.flatten(y)
-        rows = list(blocks)
-        per_leaf = [of_result(rows.pop(0)) if is_float(leaf) else None for leaf in flat]
+        rows = iter(blocks)
+        per_leaf = [
+            self.by_argument(next(rows), arguments) if is_float(leaf) else None for leaf in flat
+        ]
         return per_leaf[0] if self.scalar else jax.tree.unflatten(tree, per_leaf)
 
 

@@ -5,6 +5,7 @@
 What is differentiated may also be at clients; then the derivative is there too, and stays there.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal
@@ -12,13 +13,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad.derivative import like
+from fedgrad.ad.derivative import like, pulled_back
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.request import Argnums, Request, argument_names, is_float
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.placement import Placement
 from fedgrad.core.program import Program
-from fedgrad.core.trace import note
+from fedgrad.core.trace import note, struct
 
 Mode = Literal["auto", "forward", "reverse", "mixed"]
 
@@ -84,7 +85,7 @@ def _derived(
     names, single = argument_names(program, argnums)
     scalar = name != "jacobian"
     with_value = name == "value_and_grad"
-    request = Request(program, names, single, mode, cost, has_aux, scalar, with_value)
+    request = Request(_bare(program), names, single, mode, cost, has_aux, scalar, with_value)
 
     def fun(*args: Any, **kwargs: Any) -> Any:
         (y, aux), d, taken = request.run(args, kwargs)
@@ -98,14 +99,18 @@ def _derived(
         return Program(
             fun,
             dict(program.placements),
-            None,
-            recompute or program.recompute,
-            True,
-            program.signature,
+            recompute=recompute or program.recompute,
+            derived=True,
+            signature=program.signature,
         )
 
     key = (name, names, single, mode, cost, has_aux, recompute)
     return _like_it(program, program.once(key, make))
+
+
+def _bare(program: Program) -> Program:
+    """The program without its executor."""
+    return program if program.executor is None else dataclasses.replace(program, executor=None)
 
 
 def _like_it(program: Program, made: Program) -> Program:
@@ -120,6 +125,7 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
     If the program has default arguments, pass `tangents` by name.
     """
     names, single = argument_names(program, argnums)
+    bare = _bare(program)
     placements = {program.placements.get(name) for name in names}
     if len(placements) > 1:
         raise ArgumentError.here(
@@ -131,7 +137,7 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
         directions = [tangents] if single else list(tangents)
         wanted = [bound[name] for name in names]
         _check_like(directions, wanted, "fg.jvp", "tangents", "the argument")
-        floats = _Floats(program, bound, names)
+        floats = _Floats(bare, bound, names)
         moves = [jax.tree.leaves(directions)[i] for i in floats.moves]
         tangent = [_as(t, x) for t, x in zip(moves, floats.primals, strict=True)]
         y, dy = jax.jvp(floats.call, (floats.primals,), (tangent,))
@@ -139,7 +145,7 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
 
     key = ("jvp", names, single)
     placement = next(iter(placements))
-    made = program.once(key, lambda: _extended(program, run, "jvp", "tangents", placement))
+    made = program.once(key, lambda: _extended(bare, run, "jvp", "tangents", placement))
     return _like_it(program, made)
 
 
@@ -149,21 +155,22 @@ def vjp(program: Program, argnums: Argnums = 0, recompute: bool = False) -> Prog
     If the program has default arguments, pass `cotangent` by name.
     """
     names, single = argument_names(program, argnums)
+    bare = _bare(program)
+    request = Request(bare, names, single, "reverse", None, False, False)
 
     def run(bound: dict[str, Any], cotangent: Any) -> Any:
-        Request(program, names, single, "reverse", None, False, False).trace(bound)  # y is checked
-        floats = _Floats(program, bound, names)
-        y, pull = jax.vjp(floats.call, floats.primals)
+        traced, tree = request.trace(bound)
+        results = [struct(v) for v in traced.graph.outputs]
+        y = jax.tree.unflatten(tree, results)
         _check_like(cotangent, y, "fg.vjp", "cotangent", "the result")
-        (pulled,) = pull(jax.tree.map(_as, cotangent, y))
-        gradient: list[Any] = [None] * len(floats.flat)
-        for i, x, primal in zip(floats.moves, pulled, floats.primals, strict=True):
-            gradient[i] = like(primal, x) if floats.at_clients[i] else x
-        trees = jax.tree.unflatten(floats.tree, gradient)
-        return y, (trees[0] if single else tuple(trees))
+        leaves = jax.tree.leaves(cotangent)
+        cotangents = [_as(leaves[j], results[j]) for j in traced.results]
+        inputs = [jnp.asarray(x) for x in jax.tree.leaves(list(bound.values()))]
+        outputs, row = pulled_back(traced, inputs, cotangents)
+        return jax.tree.unflatten(tree, outputs), request.by_argument(row, bound)
 
     key = ("vjp", names, single, recompute)
-    made = program.once(key, lambda: _extended(program, run, "vjp", "cotangent", None, recompute))
+    made = program.once(key, lambda: _extended(bare, run, "vjp", "cotangent", None, recompute))
     return _like_it(program, made)
 
 
@@ -175,9 +182,6 @@ class _Floats:
         self.flat, self.tree = jax.tree.flatten([bound[name] for name in names])
         self.moves = [i for i, x in enumerate(self.flat) if is_float(x)]
         self.primals = [jnp.asarray(self.flat[i]) for i in self.moves]
-        self.at_clients = [
-            name in program.placements for name in names for _ in jax.tree.leaves(bound[name])
-        ]
 
     def call(self, xs: list[Any]) -> Any:
         full = list(self.flat)
@@ -223,7 +227,7 @@ def _extended(
     if placement is not None:
         placements[extra] = placement
     again = recompute or program.recompute
-    return Program(fun, placements, None, again, True, signature)
+    return Program(fun, placements, recompute=again, derived=True, signature=signature)
 
 
 def _check_like(found: Any, wanted: Any, where: str, what: str, like: str) -> None:
@@ -239,7 +243,6 @@ def _check_like(found: Any, wanted: Any, where: str, what: str, like: str) -> No
 
 def _as(x: Any, like: Any) -> Any:
     """A (co)tangent of the dtype that JAX wants for `like`."""
-    like = jnp.asarray(like)
     if not jnp.issubdtype(like.dtype, jnp.inexact):
         return jnp.zeros(like.shape, jax.dtypes.float0)
     return jnp.asarray(x, like.dtype)

@@ -32,10 +32,10 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
 
     A client of weight 0 does not count at all, even if its `x` is NaN: so a client is dropped by
     giving it weight 0. If nobody counts (all weights are zero), the mean is `empty`, with a zero
-    derivative; weights that cancel each other out (1 and -1) divide by zero instead. Complex
-    weights give a complex mean. Integers are averaged as floats, float16 and bfloat16 in float32.
-    However many means a program takes, the number of clients, and the sum of the same weights, is
-    sent once.
+    derivative; where weights cancel each other out (1 and -1) and the weighted values do not, it
+    is a division by zero instead. Complex weights give a complex mean. Integers are averaged as
+    floats, float16 and bfloat16 in float32. However many means a program takes, the number of
+    clients, and the sum of the same weights, is sent once.
     """
     if weights is None:
         _require_inside("mean", at)
@@ -49,27 +49,19 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
         )
     if jnp.issubdtype(weights.dtype, jnp.inexact):
         weights = _floating(weights)
-    total = sum(weights, at)
     counts = weights != 0
+    if jnp.issubdtype(weights.dtype, jnp.inexact):
+        weights = counted_p.bind(weights, counts, seen=False)
+    total = sum(weights, at)
 
     def weighted(leaf: jax.Array) -> jax.Array:
-        # 0 * NaN is NaN, so what a dropped client may not send is zeroed first. Finite values stay:
-        # the derivative with respect to a weight that is 0 needs them.
-        kept = counted_p.bind(leaf, counts, role="mean")
+        # 0 * NaN is NaN, so what a dropped client may not send is zeroed first. What is finite
+        # stays: the derivative with respect to a weight that is 0 needs it.
+        kept = counted_p.bind(leaf, counts, seen=False)
         return weights.astype(_weighted_dtype(leaf, weights)) * kept
 
     sums = sum(jax.tree.map(weighted, _floating(x)), at)
-    return _ratios(x, sums, total, empty, cancelled=_cancelled(sums))
-
-
-def _cancelled(sums: Any) -> jax.Array:
-    """If the weights add up to zero: have they cancelled each other out (1 and -1)? Then the mean
-    is a division by zero, and not that of nobody."""
-    found = jnp.array(False)
-    for leaf in jax.tree.leaves(sums):
-        # A derivative of this would have to wait for the sums, and there is none to speak of.
-        found |= jnp.any(jax.lax.stop_gradient(leaf) != 0)
-    return found
+    return _ratios(x, sums, total, empty, by_zero=True)
 
 
 def client_key(key: jax.Array, at: Placement = CLIENTS) -> jax.Array:
@@ -137,22 +129,23 @@ def _floating(x: Any) -> Any:
 
 def _weighted_dtype(leaf: jax.Array, weights: jax.Array) -> Any:
     """The dtype of a mean of `leaf`: its own, made complex by complex weights."""
-    if jnp.issubdtype(weights.dtype, jnp.complexfloating):
-        return jnp.result_type(leaf.dtype, jnp.complex64)
-    return leaf.dtype
+    if not jnp.issubdtype(weights.dtype, jnp.complexfloating):
+        return leaf.dtype
+    floating = jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return jnp.result_type(leaf.dtype, jnp.complex64) if floating else weights.dtype
 
 
-def _ratios(
-    x: Any, sums: Any, count: jax.Array, empty: float, cancelled: jax.Array | None = None
-) -> Any:
+def _ratios(x: Any, sums: Any, count: jax.Array, empty: float, by_zero: bool = False) -> Any:
+    """`sums / count`, or `empty` where the count is 0. `by_zero`: there, what is left of a sum is
+    divided by zero: its weights have cancelled each other out, which is not the same as nobody."""
     someone = count != 0
 
     def ratio(leaf: Any, total: jax.Array) -> jax.Array:
         mean = total / jnp.where(someone, count, 1).astype(total.dtype)
         instead = jnp.asarray(empty, total.dtype)
-        if cancelled is not None:
-            by_zero = jax.lax.stop_gradient(total) / jnp.zeros_like(total)
-            instead = jnp.where(cancelled, by_zero, instead)
+        if by_zero:  # it has no derivative: that would have to wait for the sums
+            left = jax.lax.stop_gradient(total)
+            instead = jnp.where(left == 0, instead, left / jnp.zeros_like(left))
         mean = jnp.where(someone, mean, instead)
         dtype = _weighted_dtype(_array(leaf), total)
         return mean.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else mean

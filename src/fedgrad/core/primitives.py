@@ -9,6 +9,7 @@ This is the only file that touches `jax.interpreters` and `jax.extend`.
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -33,34 +34,23 @@ for _primitive, _transpose in ((broadcast_p, sum_p), (sum_p, broadcast_p)):
     )
     batching.defvectorized(_primitive)
 
-# A value of a client that may not count (`fg.mean` with weight 0) has a derivative only where it
-# does. `counts` has the leading axes of `x` (none, but for those that vmap adds).
-#   role="mean"    what goes into a mean: zero, if it is not finite and does not count
-#   role="cut"     the same, and what it was computed from has been made sources (normal_form.py)
-#   role="source"  what such a value is computed from: it stays as it is, whatever it is
-counted_p = Primitive("counted")  # at one client: it sends nothing
+# --- A client that may not count --------------------------------------------------------------
+# Two linear maps at one client, which send nothing; `counts` has the leading axes of `x` (none, but
+# for those that vmap adds). They are how a client is left out of a mean and of its derivatives.
+#   counted: x, but zero where it is not finite and does not count; and so for its (co)tangents
+#   source: x as it is; its cotangents are counted
+# `seen`: what the value is computed from has been made sources (dropped.py).
+
+counted_p = Primitive("counted")
+source_p = Primitive("source")
 
 
-def _counted(x: Any, counts: Any, *, role: str) -> Any:
-    if role == "source":
-        return x
-    kept = _over(counts, x) | jnp.isfinite(x)
-    return jnp.where(kept, x, jnp.zeros_like(x))
+def _counted(x: Any, counts: Any, *, seen: bool = True) -> Any:
+    counts = jnp.expand_dims(counts, range(counts.ndim, x.ndim))
+    return jnp.where(counts | jnp.isfinite(x), x, jnp.zeros_like(x))
 
 
-def _over(counts: Any, x: Any) -> Any:
-    return jnp.expand_dims(counts, range(counts.ndim, x.ndim))
-
-
-def _counted_jvp(primals: Any, tangents: Any, *, role: str) -> Any:
-    (x, counts), (dx, _) = primals, tangents
-    y = counted_p.bind(x, counts, role=role)
-    if type(dx) is ad.Zero:
-        return y, dx
-    return y, jnp.where(_over(counts, dx), dx, jnp.zeros_like(dx))
-
-
-def _counted_batched(values: Any, axes: Any, *, role: str) -> Any:
+def _counts_batched(primitive: Primitive, values: Any, axes: Any, **params: Any) -> Any:
     (x, counts), (of_x, of_counts) = values, axes
     size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
     x = batching.bdim_at_front(x, of_x, size)
@@ -68,14 +58,26 @@ def _counted_batched(values: Any, axes: Any, *, role: str) -> Any:
         counts = jnp.moveaxis(counts, of_counts, 0)
     elif counts.ndim:
         counts = jnp.broadcast_to(counts, (size, *counts.shape))
-    return counted_p.bind(x, counts, role=role), 0
+    return primitive.bind(x, counts, **params), 0
 
 
-counted_p.def_impl(_counted)
-counted_p.def_abstract_eval(lambda x, counts, *, role: x)
-ad.primitive_jvps[counted_p] = _counted_jvp
-batching.primitive_batchers[counted_p] = _counted_batched
-mlir.register_lowering(counted_p, mlir.lower_fun(_counted, multiple_results=False))
+def _counts_jvp(primitive: Primitive, primals: Any, tangents: Any, **params: Any) -> Any:
+    (x, counts), (dx, _) = primals, tangents
+    y = primitive.bind(x, counts, **params)
+    return y, dx if type(dx) is ad.Zero else primitive.bind(dx, counts, **params)
+
+
+def _counts_transposed(ct: Any, x: Any, counts: Any, **params: Any) -> Any:
+    return [ct if type(ct) is ad.Zero else counted_p.bind(ct, counts, seen=True), None]
+
+
+for _primitive, _value in ((counted_p, _counted), (source_p, lambda x, counts: x)):
+    _primitive.def_impl(_value)
+    _primitive.def_abstract_eval(lambda x, counts, **params: x)
+    ad.primitive_jvps[_primitive] = functools.partial(_counts_jvp, _primitive)
+    ad.primitive_transposes[_primitive] = _counts_transposed
+    batching.primitive_batchers[_primitive] = functools.partial(_counts_batched, _primitive)
+    mlir.register_lowering(_primitive, mlir.lower_fun(_value, multiple_results=False))
 
 # Errors point at the user's line, not at ours.
 source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)

@@ -11,7 +11,7 @@ from fedgrad.core.control import Scan
 from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import read
 from fedgrad.core.placement import is_client
-from fedgrad.core.primitives import counted_p, jax_primitives
+from fedgrad.core.primitives import jax_primitives, source_p
 from fedgrad.core.program import Program
 from fedgrad.core.trace import Arguments, read_arguments
 from fedgrad.executors.clients import Clients, Work, map_sum
@@ -138,8 +138,8 @@ class _Vectorised(Walk):
 
         plain = default_rules()
         fast: dict[Any, Any] = dict(plain)
-        if any(e.primitive is counted_p for e in stage.equations):
-            fast[counted_p] = _as_it_is
+        if any(e.primitive is source_p for e in stage.equations):
+            fast[source_p] = _as_it_is
         if exchange.placement in self.ragged or ends_early(stage.equations):
             fast[jax_primitives.dynamic_slice_p] = one_by_one
             fast[jax_primitives.scan_p] = early_exit(fast)
@@ -182,9 +182,9 @@ class _Vectorised(Walk):
 
 
 def _as_it_is(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any] | None:
-    """What a client's value is computed from matters only to derivatives; run, it is the same for
-    all clients, and stays so."""
-    return [inputs[0]] if params["role"] == "source" else None
+    """What a client computes from matters only to derivatives; run, what is sent to all clients is
+    the same for all, and stays so."""
+    return [inputs[0]]
 
 
 def _time_first(x: Any, at: str) -> Any:

@@ -14,7 +14,7 @@ from fedgrad.plan.stages import Steps
 class Release:
     """One value that clients add into a sum.
 
-    `raw`: the value is an argument of the client itself, at most moved or combined linearly.
+    `raw`: the value is an argument of the client itself, at most moved, picked, added or scaled.
     `picked`: it depends on which client this is, so that the sum can be made of one client's part.
     `dominated`: no bound is seen, so that one client can make the sum what it likes.
     """

@@ -18,9 +18,10 @@ from fedgrad.plan.stages import Exchange
 _MOVES = frozenset(
     ("convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose")
     + ("slice", "dynamic_slice", "dynamic_update_slice", "gather", "concatenate", "copy", "rev")
-    + ("pad", "stop_gradient", "counted", "select_n")
+    + ("pad", "stop_gradient", "counted", "source", "select_n", "sort", "split", "real", "imag")
 )
-_COMBINES = {"mul", "add", "sub", "neg", "div", "dot_general", "reduce_sum"}
+_COMBINES = {"mul", "add", "sub", "neg", "div", "dot_general", "reduce_sum", "cumsum"}
+_PICKS = {"reduce_max", "reduce_min"}
 _BOUNDED = frozenset(
     ("tanh", "logistic", "sin", "cos", "sign", "erf", "is_finite")
     + ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor")
@@ -36,7 +37,7 @@ _OF_BOUNDED = _MOVES | frozenset(
 class Trait:
     """What is known of one value at a client.
 
-    `raw`: it is an argument of the client, at most moved, picked or combined linearly with
+    `raw`: it is an argument of the client, at most moved, picked, or added to and multiplied with
     constants and other arguments. `indexed`: it depends on which client this is, other than through
     randomness. `low`, `high`: it has a bound that does not depend on the client's data.
     """
@@ -100,10 +101,11 @@ def _result(name: str, params: Mapping[str, Any], inputs: Sequence[Trait]) -> Tr
         p.name.startswith("random_") for p in primitives_inside(dict(params))
     )
     low, high = _bounds(name, params, inputs)
-    plain = all(t.raw or t.constant for t in inputs)
+    cases = inputs[1:] if name == "select_n" else inputs  # which one is taken may be anything
+    plain = all(t.raw or t.constant for t in cases)
     linear = name in _COMBINES and (name not in ("mul", "dot_general", "div") or plain)
     return Trait(
-        raw=plain and any(t.raw for t in inputs) and (name in _MOVES or linear),
+        raw=plain and any(t.raw for t in cases) and (name in _MOVES | _PICKS or linear),
         indexed=any(t.indexed for t in inputs) and not drawn,
         low=low,
         high=high,
@@ -115,8 +117,9 @@ def _bounds(name: str, params: Mapping[str, Any], inputs: Sequence[Trait]) -> tu
     everything = all(t.bounded for t in inputs)
     if name in _BOUNDED:
         return True, True
-    if name == "clamp":
-        return inputs[0].low or inputs[1].low, inputs[2].high or inputs[1].high
+    if name == "clamp":  # min(max(least, x), most)
+        least, x, most = inputs
+        return most.low and (least.low or x.low), most.high or (least.high and x.high)
     if name in ("max", "min"):
         low, high = [t.low for t in inputs], [t.high for t in inputs]
         return (any(low), all(high)) if name == "max" else (all(low), any(high))

@@ -1,0 +1,95 @@
+"""Clients that do not count have no part in derivatives.
+
+In `fg.mean` a client of weight 0 is left out. On the way back, though, a cotangent of zero would
+meet whatever the client's computation made of bad data, and zero times infinity is not zero. So
+the values that a client computes from, what it was sent and what it has, are marked as *sources*: a
+cotangent that arrives there and is not finite is zero, where the client does not count.
+
+The law: a value is marked only if everything that it is summed into is a mean with weights, and
+the client counts if it counts in one of them; so a NaN that is really somebody's is never hidden.
+What is not seen: work that was done before a loop or branch for a mean inside of it, or carried
+around a loop; weights that depend on other sums; rows of a vmap with weights of their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.core.primitives import JaxprEqn, broadcast_p, communicates, counted_p, source_p, sum_p
+
+
+class Key:
+    """A value, before it is computed."""
+
+    def __init__(self, aval: Any) -> None:
+        self.aval = aval
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One equation; its inputs are keys, or values that are known."""
+
+    eqn: JaxprEqn
+    inputs: list[Any]
+    outputs: list[Key]
+
+    @property
+    def speaks(self) -> bool:
+        """Does it communicate?"""
+        return self.eqn.primitive in (broadcast_p, sum_p) or communicates(self.eqn.params)
+
+
+def masks(
+    lines: Sequence[Line], inputs: Sequence[Key], lasting: Sequence[Any]
+) -> dict[Key, list[Key]]:
+    """Of each value that is to be marked: who counts, in which means. `lasting`: what is used on,
+    nobody knows for what."""
+    into: dict[Key, set[Key] | None] = {}  # None: into something in which everybody counts
+
+    def add(value: Any, more: set[Key] | None) -> None:
+        if isinstance(value, Key) and jnp.issubdtype(value.aval.dtype, jnp.inexact):
+            before = into.get(value, set())
+            into[value] = None if before is None or more is None else before | more
+
+    for value in lasting:
+        add(value, None)
+    for line in reversed(lines):
+        if line.eqn.primitive is counted_p:
+            add(line.inputs[0], {line.inputs[1]})
+        elif line.eqn.primitive is not broadcast_p:  # what is sent is the server's
+            for part in [None] if line.speaks else [into[y] for y in line.outputs if y in into]:
+                for value in line.inputs:
+                    add(value, part)
+    sources = [*inputs, *(y for line in lines if line.speaks for y in line.outputs)]
+    found = {source: list(means) for source in sources if (means := into.get(source))}
+    late = _late(lines)  # to find out first who counts there would ask for sums twice
+    return {s: means for s, means in found.items() if not late.intersection(means)}
+
+
+def _late(lines: Sequence[Line]) -> set[Any]:
+    """What depends on sums."""
+    found: set[Any] = set()
+    for line in lines:
+        asks = line.speaks and line.eqn.primitive is not broadcast_p
+        if asks or any(isinstance(x, Key) and x in found for x in line.inputs):
+            found.update(line.outputs)
+    return found
+
+
+def upstream(lines: Sequence[Line], wanted: Sequence[Key]) -> list[Line]:
+    """The lines that these values come from."""
+    found, needed = [], set(wanted)
+    for line in reversed(lines):
+        if not needed.isdisjoint(line.outputs):
+            found.append(line)
+            needed.update(x for x in line.inputs if isinstance(x, Key))
+    return found[::-1]
+
+
+def marked(x: Any, counts: Sequence[Any]) -> Any:
+    """A value that a client computes from, if it does not count in any of these."""
+    mask = jnp.any(jnp.stack([jnp.any(c) for c in counts]))
+    return source_p.bind(x, mask) if isinstance(x, jax.core.Tracer) else x
