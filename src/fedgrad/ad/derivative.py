@@ -41,7 +41,6 @@ def derivative(
     def rule_of(unit: Unit) -> str:
         return by_unit.get(unit, "push")  # an inactive round has no derivative to take
 
-    # JAX's own way back through a cond is not ours.
     special = {unit for unit, rule in by_unit.items() if rule == "local" or _has_cond(unit)}
     if len(set(rules)) <= 1 and (not special or "push" in rules):
         pushed = "push" in rules or (forward and not rules)
@@ -54,7 +53,7 @@ def derivative(
 
 
 def _has_cond(unit: Unit) -> bool:
-    return isinstance(unit, Loop) and (unit.kind == "cond" or has_cond(unit))
+    return isinstance(unit, Loop) and has_cond(unit)
 
 
 def _turning_point(subject: Subject, rules: Rules) -> int:

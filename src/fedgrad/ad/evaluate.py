@@ -136,8 +136,7 @@ def _local_exchange(exchange: Exchange, env: Env) -> None:
 def _loop(loop: Loop, env: Env, rule: str, back: bool) -> None:
     equation = loop.equation
     inputs = [read(env, v) for v in equation.inputs]
-    # JAX's own way back through a cond is not ours.
-    ours = rule == "local" or (rule == "pull" and (loop.kind == "cond" or has_cond(loop)))
+    ours = rule == "local" or (rule == "pull" and has_cond(loop))
     with at_source(equation.source):
         if loop.control is None or not ours:
             outputs = bind(equation.primitive, equation.params, inputs)
@@ -155,6 +154,7 @@ def _evaluate_body(body: Steps, rule: str, back: bool, inputs: list[Any]) -> lis
 
 
 def has_cond(loop: Loop) -> bool:
-    """Is there a cond around communication in a loop, also deep inside?"""
+    """Is this a cond around communication, or is there one inside? JAX's own way back through a
+    cond is not ours (branches.py)."""
     inner = [x for body in loop.bodies for step in body.steps for x in step.loops]
-    return any(x.kind == "cond" or has_cond(x) for x in inner)
+    return loop.kind == "cond" or any(map(has_cond, inner))
