@@ -367,7 +367,7 @@ def test_client_memory_is_obeyed(m, p, rules, recompute):
         cost = fg.CostModel(readdress=True, client_memory=limit)
         plan = fg.plan(fg.jacobian(program, cost=cost), *args)
         assert plan.client_memory["clients"] <= limit
-        assert plan.rules == rules and plan.choice().recompute == recompute
+        assert plan.rules == rules and plan.recompute == recompute
         assert cost.price(plan) >= cost.price(free)
     values = (normal(3, 20), normal(5, N, 1))
     found = fg.jacobian(program, cost=COSTS["no_memory"])(*values)

@@ -38,6 +38,7 @@ from fedgrad.core.primitives import (
     inner_jaxprs,
     jax_primitives,
     part,
+    source_p,
     sum_p,
     where,
 )
@@ -87,6 +88,7 @@ class _Reader:
         self.indices: dict[str, Value] = {}
         self.made: dict[Any, tuple[Value, ...]] = {}
         self.literals: dict[Any, Value] = {}
+        self.marked: dict[Value, Value] = {}  # what was made a source: the value itself
         self.opened: list[str] = []
         self.hidden = 0  # scalars captured so far that no message shows
 
@@ -144,6 +146,8 @@ class _Reader:
                 f"{self.where(source)}: {primitive.name} talks across clients. Only fg.sum and "
                 "fg.broadcast can; everything else sees one client."
             )
+        if primitive is source_p:
+            return self.source(eqn, inputs, source)
         speaks = communicates(eqn.params)
         mixed = len({v.at for v in inputs} - {ANYWHERE, OUTER}) > 1
         if speaks or ((mixed or self.captures(eqn.params)) and inner_jaxprs(eqn.params)):
@@ -225,12 +229,23 @@ class _Reader:
             self.made[key] = outputs
         return outputs
 
+    def source(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Sequence[Value]:
+        """A mark (dropped.py). Where it would mix placements, so does what it was made for, and
+        that says so better."""
+        if len({v.at for v in inputs} - {ANYWHERE, OUTER}) > 1:
+            return inputs[:1]
+        outputs = self.add(eqn, inputs, self.join(inputs, eqn.primitive.name, source), source)
+        self.marked[outputs[0]] = inputs[0]
+        return outputs
+
     def communication(self, eqn: JaxprEqn, x: Value, source: Any) -> Sequence[Value]:
         placement = eqn.params["placement"]
         if eqn.primitive is broadcast_p:
             if is_client(x.at):
                 refuse_broadcast(x, placement, self.where(source))
             return self.add(eqn, [x], placement, source)
+        if not self.keep_custom:  # it was differentiated, if at all: the sum is that of the value
+            x = self.marked.get(x, x)
         if x.at == SERVER or (is_client(x.at) and x.at != placement):
             refuse_sum(x, placement, self.where(source))
         if x.at == ANYWHERE and not _is_one(x):

@@ -57,7 +57,7 @@ def masks(
     for value in lasting:
         add(value, None)
     for line in reversed(lines):
-        if line.eqn.primitive is counted_p:
+        if line.eqn.primitive in (counted_p, source_p):
             add(line.inputs[0], {line.inputs[1]})
         elif line.eqn.primitive is not broadcast_p:  # what is sent is the server's
             for part in [None] if line.speaks else [into[y] for y in line.outputs if y in into]:

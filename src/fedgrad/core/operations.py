@@ -7,7 +7,14 @@ import jax.numpy as jnp
 
 from fedgrad.core.errors import ArgumentError, PlacementError
 from fedgrad.core.placement import CLIENTS, Placement
-from fedgrad.core.primitives import broadcast_p, client_index, counted_p, inside, sum_p
+from fedgrad.core.primitives import (
+    broadcast_p,
+    client_index,
+    counted_p,
+    inside,
+    source_p,
+    sum_p,
+)
 
 
 def broadcast(x: Any, at: Placement = CLIENTS) -> Any:
@@ -51,7 +58,7 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
         weights = _floating(weights)
     counts = weights != 0
     if jnp.issubdtype(weights.dtype, jnp.inexact):
-        weights = counted_p.bind(weights, counts, seen=False)
+        weights = source_p.bind(weights, counts)  # it may depend on what it weighs
     total = sum(weights, at)
 
     def weighted(leaf: jax.Array) -> jax.Array:

@@ -38,6 +38,7 @@ class Plan:
     clients: dict[str, int]
     outputs: Any = field(repr=False)  # the tree of the result
     rules: tuple[str, ...] = ()  # of a derivative, for each active round: "push", "local", "pull"
+    recompute: bool = False  # clients compute again what they would have to remember
     opened: tuple[str, ...] = ()  # lines of functions whose custom derivative was left behind
 
     @property
@@ -143,9 +144,16 @@ def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
 def make_plan(program: Program, arguments: Arguments, recompute: bool = False) -> Plan:
     traced = trace(program, arguments)
     taken = traced.taken
-    steps = cut(traced.graph, recompute or program.recompute or taken.recompute)
-    opened = traced.graph.opened
-    return Plan(program.name, steps, arguments.clients, traced.outputs, taken.rules, opened)
+    again = recompute or program.recompute or taken.recompute
+    return Plan(
+        program.name,
+        cut(traced.graph, again),
+        arguments.clients,
+        traced.outputs,
+        taken.rules,
+        again,
+        traced.graph.opened,
+    )
 
 
 def exchanges(
