@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.core.primitives import Literal
 
 
 @jax.tree_util.register_static
@@ -51,14 +52,21 @@ def with_schedules(hyper: Any) -> Any:
     return replace(hyper, found) if found else hyper  # in the order in which it was written
 
 
-def gives_a_number(fun: Any) -> bool:
-    """Whether this is a schedule: a function that gives a number for the number of a round."""
+def depends_on_its_number(fun: Any) -> bool:
+    """Whether this is a function of one whole number, to a number or a truth value that is not the
+    same for all."""
     try:
-        found = jax.eval_shape(fun, jax.ShapeDtypeStruct((), jnp.int32))
-    except Exception:  # whatever a function does that was not made for the number of a round
+        jaxpr = jax.make_jaxpr(fun)(jax.ShapeDtypeStruct((), jnp.int32)).jaxpr
+    except Exception:  # whatever a function does that was not made for a number
         return False
-    real = isinstance(found, jax.ShapeDtypeStruct) and not found.shape
-    return real and jnp.isdtype(found.dtype, ("real floating", "integral"))
+    if len(jaxpr.outvars) != 1 or jaxpr.outvars[0].aval.shape:
+        return False
+    reached = set(jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        if any(v in reached for v in eqn.invars if not isinstance(v, Literal)):
+            reached.update(eqn.outvars)
+    (out,) = jaxpr.outvars
+    return not isinstance(out, Literal) and out in reached
 
 
 def select(hyper: Any, names: str | Iterable[str]) -> list[str]:
@@ -104,10 +112,20 @@ def _is_schedule(leaf: Any) -> bool:
     return isinstance(leaf, Schedule)
 
 
+def _gives_a_number(fun: Any) -> bool:
+    """Whether this is a schedule: a function that gives a number for the number of a round."""
+    try:
+        found = jax.eval_shape(fun, jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception:  # whatever a function does that was not made for the number of a round
+        return False
+    real = isinstance(found, jax.ShapeDtypeStruct) and not found.shape
+    return real and jnp.isdtype(found.dtype, ("real floating", "integral"))
+
+
 def _checked(name: str, leaf: Any) -> Any:
     if not callable(leaf):
         return leaf
-    if not gives_a_number(leaf):
+    if not _gives_a_number(leaf):
         raise ArgumentError.here(
             f"{name!r} is a function, so it should give one number for the number of a round, an "
             f"integer that JAX traces; {leaf!r} does not. Write it with jax.numpy, without a "
