@@ -644,13 +644,17 @@ def every_other_leaf(params):
     return jax.tree.map(lambda leaf: jnp.ndim(leaf) > 0, params)
 
 
+def needs_only_a_rate(make):
+    known = inspect.signature(make).parameters.values()
+    needed = [p.name for p in known if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    return needed == ["learning_rate"] and make is not optax.optimistic_adam  # deprecated
+
+
 WITHOUT = {  # optimizers that count, or that are given functions, and have no schedule
     **{
         name: (lambda make=make: make(0.1))
         for name, make in {**vars(optax), **vars(contrib)}.items()
-        if inspect.isfunction(make)
-        and [*inspect.signature(make).parameters][:1] == ["learning_rate"]
-        if name not in ("noisy_sgd", "scale_by_learning_rate")
+        if inspect.isfunction(make) and needs_only_a_rate(make)
     },
     "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
     "clipped": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
