@@ -1,5 +1,6 @@
 """Every algorithm against its formula in plain numpy, and laws that hold for all of them."""
 
+import dataclasses
 import functools
 import inspect
 from dataclasses import dataclass
@@ -578,6 +579,66 @@ def test_a_function_that_is_passed_on_counts_by_itself():
         np.testing.assert_allclose(as_vector(a), as_vector(b), rtol=1e-6)
 
 
+OWN = {  # algorithms whose hyper was replaced: what the first state has of it
+    "itself": lambda made: made,
+    "tuned": lambda made: fg.self_tuning(made, "server.b1"),
+    "replaced when tuned": lambda made: dataclasses.replace(
+        fg.self_tuning(fg.fed_adam(loss), "server.b1"), hyper=made.hyper
+    ),
+    "side by side": lambda made: fg.side_by_side(
+        made, fg.hyper.replace(made.hyper, {"server.b1": jnp.array([0.5, 0.6])})
+    ),
+}
+
+
+@pytest.mark.parametrize("wrap", OWN.values(), ids=OWN)
+def test_a_state_starts_from_the_hyperparameters_that_an_algorithm_has(wrap):
+    made = fg.fed_adam(loss)
+    new = {"server.adaptivity": 0.5, "server.b1": 0.3, "client.learning_rate": COSINE}
+    made = dataclasses.replace(made, hyper=fg.hyper.replace(made.hyper, new))
+    state = wrap(made).init(as_params(START))
+    inner = getattr(state, "inner", state)
+    np.testing.assert_allclose(inner.optimizer.second["b"], 0.25)
+    assert np.all(inner.rounds == 0), "it counts, because a schedule has to know"
+    assert not hasattr(state, "learned") or state.learned["server.b1"] == 0.3
+
+
+def shrinking(at):
+    """FedAvg that shrinks the model after each round, by somebody who heard of `at`, or did not."""
+    inner = fg.fed_avg(loss, **ORDERED)
+
+    @fg.program(cohort=fg.CLIENTS)
+    def round(state, hyper, cohort, key):
+        hyper = at(hyper, state.rounds)
+        new, metrics = inner.round(state, hyper, cohort, key)
+        params = jax.tree.map(lambda leaf: hyper["shrink"] * leaf, new.params)
+        return dataclasses.replace(new, params=params), metrics
+
+    return fg.Algorithm(inner.init, round, {**inner.hyper, "shrink": LINEAR}, loss)
+
+
+def test_an_algorithm_of_our_own_can_have_schedules():
+    algorithm = shrinking(fg.hyper.at)
+    same_rounds(algorithm, algorithm.hyper, {"shrink": LINEAR})
+
+
+USES = {
+    "times": lambda s: 2.0 * s,
+    "of an array": lambda s: jnp.ones(2) * s,
+    "of numpy": lambda s: np.ones(2) - s,
+    "jax.numpy": lambda s: jnp.exp(s),
+    "compared": lambda s: s < 1,
+    "float": lambda s: float(s),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_schedule_is_no_number(use):
+    schedule = shrinking(fg.hyper.at).hyper["shrink"]
+    with pytest.raises(fg.ArgumentError, match=r"is a schedule.*fg\.hyper\.at\(hyper, round\)"):
+        use(schedule)
+
+
 def test_schedules_side_by_side():
     """All trials follow the schedule, and each has its own number for the rest."""
     algorithm = fg.fed_avg(loss, client_learning_rate=COSINE, batch_size=BATCH)
@@ -772,6 +833,10 @@ MISTAKES = {
             jax.random.key(0),
         ),
         "'client.learning_rate' is a schedule, but the state does not count",
+    ),
+    "a schedule used as a number": (
+        at_round(lambda: shrinking(lambda hyper, round: hyper)),
+        r"is a schedule.*used as a number.*fg\.hyper\.at",
     ),
     "integers": (lambda: fg.fed_avg(loss).init({"w": np.arange(3)}), "found int64"),
     "text": (lambda: fg.fed_avg(loss).init({"w": "zeros"}), "found str"),

@@ -78,15 +78,12 @@ def fed_opt(
     ours, theirs = as_optimizer(server, "server"), as_optimizer(client, "client")
     train = training or local_training(loss, theirs, batch_size, epochs, steps, shuffle, gradient)
     power = {"weight_exponent": 1.0} if weighting == "power" else {}
-    defaults = names_of.with_schedules(
-        {"server": ours.defaults, "client": theirs.defaults, **power, **(hyper or {})}
-    )
+    defaults = {"server": ours.defaults, "client": theirs.defaults, **power, **(hyper or {})}
 
     def init(params: Any, hyper: Any = None) -> ServerState:
-        params = jax.tree.map(_trainable, params)
-        require_no_restart(theirs.build(names_of.at(defaults, 0)["client"]), params)
-        hyper = defaults if hyper is None else hyper
-        made = ours.build(names_of.at(hyper, 0)["server"])
+        params, first = jax.tree.map(_trainable, params), names_of.at(hyper, 0)
+        require_no_restart(theirs.build(first["client"]), params)
+        made = ours.build(first["server"])
         rounds = jnp.int32(0) if names_of.schedules(hyper) else None
         return ServerState(params, made.init(params), rounds)
 

@@ -5,7 +5,7 @@ Each is a number, or a schedule: a function of the round number.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,20 @@ class Schedule:
     """
 
     value: Callable[[Any], Any]
+
+    def _is_no_number(self, *_: Any) -> NoReturn:
+        raise ArgumentError.here(
+            f"A hyperparameter is a schedule, {self.value!r}, but is used as a number. Ask for the "
+            "numbers of the round first: hyper = fg.hyper.at(hyper, round), where the state counts "
+            "rounds: 0, 1, 2, ..."
+        )
+
+    # Whoever writes a round and forgets about schedules comes by one of these.
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _is_no_number
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _is_no_number
+    __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = _is_no_number
+    __array__ = __jax_array__ = _is_no_number
+    __array_ufunc__ = None  # numpy leaves the operation to us
 
 
 def paths(hyper: Any) -> dict[str, Any]:
@@ -80,14 +94,18 @@ def select(hyper: Any, names: str | Iterable[str]) -> list[str]:
                 f"There is no hyperparameter {name!r}." + nearest(name, list(known))
             )
         for path in below:
-            if _is_schedule(known[path]):
-                raise ArgumentError.here(
-                    f"{path!r} is a schedule, {known[path].value!r}: the number of the round says "
-                    "what it is, so it cannot be learned as well. Leave it out, or give it a "
-                    "number to start from."
-                )
+            require_number(path, known[path], "learned")
         chosen += [p for p in below if p not in chosen]
     return chosen
+
+
+def require_number(name: str, leaf: Any, done: str) -> None:
+    """Refuse to have a schedule `done`: learned, or drawn."""
+    if _is_schedule(leaf):
+        raise ArgumentError.here(
+            f"{name!r} is a schedule, {leaf.value!r}: the number of the round says what it is, so "
+            f"it cannot be {done} as well. Leave it out, or give it a number to start from."
+        )
 
 
 def replace(hyper: Any, values: Mapping[str, Any]) -> Any:
