@@ -33,6 +33,6 @@ def require_effect(
             f"self_tuning(..., learn=): the model that {name}() gives has no derivative by "
             f"{vain[0]!r}, so its hypergradient is always 0. Either {name}() does not use it: it "
             "is read in init only, kept for a later round, or learned by the algorithm itself. Or "
-            "it is only rounded, compared, or under stop_gradient. Leave it out of learn=, or let the "
-            "round compute with the hyperparameter that it is given."
+            "it is only rounded, compared, or under stop_gradient. Leave it out of learn=, or let "
+            "the round compute with the hyperparameter that it is given."
         )
