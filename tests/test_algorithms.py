@@ -708,7 +708,8 @@ def every_other_leaf(params):
 def needs_only_a_rate(make):
     known = inspect.signature(make).parameters.values()
     needed = [p.name for p in known if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    return needed == ["learning_rate"] and make is not optax.optimistic_adam  # deprecated
+    # The first wants a key, too; the second is deprecated.
+    return needed == ["learning_rate"] and make not in (optax.noisy_sgd, optax.optimistic_adam)
 
 
 WITHOUT = {  # optimizers that count, or that are given functions, and have no schedule
