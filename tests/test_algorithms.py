@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -531,13 +532,111 @@ def test_a_schedule_of_the_servers_own_optimizer_counts_rounds_too():
         np.testing.assert_allclose(as_vector(a), as_vector(b), rtol=1e-6)
 
 
-def test_a_function_that_is_no_schedule_is_left_alone():
-    def mask(params):
-        return jax.tree.map(lambda leaf: leaf.ndim > 0, params)
+def warmed_up(learning_rate, warmup):
+    return optax.chain(optax.scale_by_schedule(warmup), optax.sgd(learning_rate))
 
-    made = fg.optimizer(optax.adamw, learning_rate=COSINE, weight_decay=LINEAR, mask=mask)
-    assert made.fixed == {"mask": mask}
-    assert made.schedules == {"learning_rate": COSINE, "weight_decay": LINEAR}
+
+def decayed(learning_rate, decay: float, clip: "float | None" = None, scale=1, mask=None):
+    return optax.chain(optax.add_decayed_weights(decay, mask), optax.sgd(learning_rate * scale))
+
+
+def mask(params):
+    return jax.tree.map(lambda leaf: leaf.ndim > 0, params)
+
+
+# What is given, and which of it are functions that are passed on.
+FUNCTIONS = {
+    "mask": (optax.adamw, {"learning_rate": COSINE, "weight_decay": LINEAR, "mask": mask}, "mask"),
+    "step size": (
+        optax.scale_by_schedule,
+        {"step_size_fn": optax.constant_schedule(-1.0)},
+        "step_",
+    ),
+    "by name": (warmed_up, {"learning_rate": COSINE, "warmup": LINEAR}, "warmup"),
+    "momentum": (optax.sgd, {"learning_rate": 1.0, "momentum": LINEAR}, "none"),
+    "a pair": (optax.contrib.prodigy, {"betas": (LINEAR, 0.999)}, "none"),
+    "annotated": (decayed, {"learning_rate": 1.0, "decay": LINEAR, "clip": LINEAR}, "none"),
+    "by default": (decayed, {"learning_rate": 1.0, "decay": 0.1, "scale": LINEAR}, "none"),
+    "a number": (decayed, {"learning_rate": 1.0, "decay": 0.1, "mask": lambda p: 1.0}, "mask"),
+}
+
+
+@pytest.mark.parametrize("make, arguments, left", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_function_is_a_schedule_where_a_number_is_expected(make, arguments, left):
+    made = fg.optimizer(make, **arguments)
+    functions = {n for n, v in arguments.items() if any(map(callable, jax.tree.leaves(v)))}
+    assert set(made.fixed) == {n for n in functions if n.startswith(left)}
+    assert set(made.schedules) == functions - set(made.fixed)
+
+
+def test_a_function_that_is_passed_on_counts_by_itself():
+    """The server's optimizer keeps its state, and with it the count of a schedule of its own."""
+    server = fg.optimizer(warmed_up, learning_rate=0.7, warmup=LINEAR)
+    client = optax.sgd(RATE)
+    found = run(fg.fed_opt(loss, server=server, client=client, batch_size=BATCH, shuffle=False))[0]
+    expected = run(fg.fed_avg(loss, server_learning_rate=lambda t: 0.7 * LINEAR(t), **ORDERED))[0]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(as_vector(a), as_vector(b), rtol=1e-6)
+
+
+OWN = {  # algorithms whose hyper was replaced: what the first state has of it
+    "itself": lambda made: made,
+    "tuned": lambda made: fg.self_tuning(made, "server.b1"),
+    "replaced when tuned": lambda made: dataclasses.replace(
+        fg.self_tuning(fg.fed_adam(loss), "server.b1"), hyper=made.hyper
+    ),
+    "side by side": lambda made: fg.side_by_side(
+        made, fg.hyper.replace(made.hyper, {"server.b1": jnp.array([0.5, 0.6])})
+    ),
+}
+
+
+@pytest.mark.parametrize("wrap", OWN.values(), ids=OWN)
+def test_a_state_starts_from_the_hyperparameters_that_an_algorithm_has(wrap):
+    made = fg.fed_adam(loss)
+    new = {"server.adaptivity": 0.5, "server.b1": 0.3, "client.learning_rate": COSINE}
+    made = dataclasses.replace(made, hyper=fg.hyper.replace(made.hyper, new))
+    state = wrap(made).init(as_params(START))
+    inner = getattr(state, "inner", state)
+    np.testing.assert_allclose(inner.optimizer.second["b"], 0.25)
+    assert np.all(inner.rounds == 0), "it counts, because a schedule has to know"
+    assert not hasattr(state, "learned") or state.learned["server.b1"] == 0.3
+
+
+def shrinking(at):
+    """FedAvg that shrinks the model after each round, by somebody who heard of `at`, or did not."""
+    inner = fg.fed_avg(loss, **ORDERED)
+
+    @fg.program(cohort=fg.CLIENTS)
+    def round(state, hyper, cohort, key):
+        hyper = at(hyper, state.rounds)
+        new, metrics = inner.round(state, hyper, cohort, key)
+        params = jax.tree.map(lambda leaf: hyper["shrink"] * leaf, new.params)
+        return dataclasses.replace(new, params=params), metrics
+
+    return fg.Algorithm(inner.init, round, {**inner.hyper, "shrink": LINEAR}, loss)
+
+
+def test_an_algorithm_of_our_own_can_have_schedules():
+    algorithm = shrinking(fg.hyper.at)
+    same_rounds(algorithm, algorithm.hyper, {"shrink": LINEAR})
+
+
+USES = {
+    "times": lambda s: 2.0 * s,
+    "of an array": lambda s: jnp.ones(2) * s,
+    "of numpy": lambda s: np.ones(2) - s,
+    "jax.numpy": lambda s: jnp.exp(s),
+    "compared": lambda s: s < 1,
+    "float": lambda s: float(s),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_schedule_is_no_number(use):
+    schedule = shrinking(fg.hyper.at).hyper["shrink"]
+    with pytest.raises(fg.ArgumentError, match=r"is a schedule.*fg\.hyper\.at\(hyper, round\)"):
+        use(schedule)
 
 
 def test_schedules_side_by_side():
@@ -551,7 +650,102 @@ def test_schedules_side_by_side():
         np.testing.assert_allclose(a["w"][1], b["w"], rtol=1e-12)
 
 
+# ---- schedules inside of a client's optimizer, which would begin again in every round
+
+
+@dataclass
+class Counted:
+    start: float
+
+    def __call__(self, count):
+        return self.start / (1 + count)
+
+    def method(self, count):
+        return self.start * count
+
+
+def own(schedule):
+    """A transformation that optax does not know, with a state of its own."""
+
+    def update(updates, count, params=None):
+        return jax.tree.map(lambda u: schedule(count) * u, updates), count + 1
+
+    return optax.GradientTransformation(lambda params: jnp.int32(0), update)
+
+
+contrib = optax.contrib
+SCHEDULES_INSIDE = {
+    "prodigy": lambda: contrib.prodigy(COSINE),
+    "momo": lambda: contrib.momo(COSINE),
+    "ademamix": lambda: contrib.ademamix(0.1, alpha=COSINE),
+    "ademamix, b3": lambda: contrib.ademamix(0.1, b3=LINEAR),
+    "schedule free": lambda: contrib.schedule_free_sgd(COSINE),
+    "noisy": lambda: optax.noisy_sgd(COSINE, key=0),
+    "accumulated": lambda: optax.MultiSteps(optax.sgd(COSINE), 2).gradient_transformation(),
+    "accumulation": lambda: optax.MultiSteps(
+        optax.sgd(0.1), lambda step: jnp.minimum(step + 1, 3)
+    ).gradient_transformation(),
+    "a part": lambda: optax.partition(
+        {"a": contrib.prodigy(COSINE)}, lambda params: jax.tree.map(lambda _: "a", params)
+    ),
+    "a condition": lambda: optax.conditionally_transform(optax.scale(0.5), lambda step: step > 3),
+    "our own": lambda: own(COSINE),
+    "an object": lambda: own(Counted(0.1)),
+    "a method": lambda: own(Counted(0.1).method),
+    "a partial": lambda: own(functools.partial(lambda a, count: a * count, 0.1)),
+    "an argument": lambda: fg.optimizer(
+        lambda learning_rate, warmup: optax.chain(own(warmup), optax.sgd(learning_rate)),
+        learning_rate=0.1,
+        warmup=COSINE,
+    ),
+}
+
+
+def every_other_leaf(params):
+    return jax.tree.map(lambda leaf: jnp.ndim(leaf) > 0, params)
+
+
+def needs_only_a_rate(make):
+    known = inspect.signature(make).parameters.values()
+    needed = [p.name for p in known if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    # The first wants a key, too; the second is deprecated.
+    return needed == ["learning_rate"] and make not in (optax.noisy_sgd, optax.optimistic_adam)
+
+
+WITHOUT = {  # optimizers that count, or that are given functions, and have no schedule
+    **{
+        name: (lambda make=make: make(0.1))
+        for name, make in {**vars(optax), **vars(contrib)}.items()
+        if inspect.isfunction(make) and needs_only_a_rate(make)
+    },
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
+    "masked": lambda: optax.adamw(0.1, mask=every_other_leaf),
+    "accumulated": lambda: optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
+    "a part": lambda: optax.partition(
+        {"a": optax.adam(0.1)}, lambda params: jax.tree.map(lambda _: "a", params)
+    ),
+    "finite": lambda: optax.apply_if_finite(optax.adam(0.1), 3),
+    "lookalike": lambda: optax.chain(
+        optax.adam(0.1), optax.stateless(lambda updates, params: updates)
+    ),
+    "keeps its start": lambda: optax.chain(
+        optax.adam(0.1), optax.GradientTransformation(lambda p: p, lambda u, s, p=None: (u, s))
+    ),
+    "ours": lambda: fg.optimizer(contrib.prodigy, learning_rate=COSINE, estim_lr0=1e-3),
+}
+
+
+@pytest.mark.parametrize("client", WITHOUT.values(), ids=WITHOUT)
+def test_a_client_that_counts_without_a_schedule_is_accepted(client):
+    fg.fed_avg(loss, client=client()).init(as_params(START))
+
+
 # ---- mistakes
+
+
+def untraced(round):
+    return 0.5 if round < 3 else 0.1
 
 
 def at_round(algorithm, params=None):
@@ -605,6 +799,13 @@ MISTAKES = {
         ),
         "client= has a schedule inside",
     ),
+    **{
+        f"a schedule in {name}": (
+            lambda client=client: fg.fed_avg(loss, client=client()).init(as_params(START)),
+            "client= has a schedule inside.*fg.optimizer",
+        )
+        for name, client in SCHEDULES_INSIDE.items()
+    },
     "a schedule of vectors": (
         lambda: fg.fed_avg(loss, client_learning_rate=lambda t: jnp.ones(2) * t),
         "'client.learning_rate' is a function.*one number",
@@ -613,13 +814,30 @@ MISTAKES = {
         lambda: fg.fed_prox(loss, proximal_weight=lambda t: 1.0 if t < 3 else 0.1),
         "'proximal_weight' is a function.*without a Python `if`",
     ),
+    **{
+        f"an untraced {name}": (make, f"'{name}' is a function.*without a Python `if`")
+        for name, make in {
+            "server.momentum": lambda: fg.fed_avgm(loss, momentum=untraced),
+            "server.b1": lambda: fg.fed_adam(loss, b1=untraced),
+            "server.adaptivity": lambda: fg.fed_yogi(loss, adaptivity=untraced),
+            "learning_rate.b": lambda: fg.fed_avg(loss, {"b": untraced, "w": 0.5}),
+            "client.b2": lambda: fg.fed_avg(
+                loss, client=fg.optimizer(optax.adam, learning_rate=0.1, b2=untraced)
+            ),
+        }.items()
+    },
     "a state that does not count": (
-        at_round(
-            lambda: dataclasses.replace(
-                fg.fed_avg(loss, client_learning_rate=COSINE), init=fg.fed_avg(loss).init
-            )
+        lambda: fg.fed_avg(loss, client_learning_rate=COSINE).round(
+            fg.fed_avg(loss).init(as_params(START)),
+            fg.fed_avg(loss, client_learning_rate=COSINE).hyper,
+            POPULATION.select([0, 1]),
+            jax.random.key(0),
         ),
         "'client.learning_rate' is a schedule, but the state does not count",
+    ),
+    "a schedule used as a number": (
+        at_round(lambda: shrinking(lambda hyper, round: hyper)),
+        r"is a schedule.*used as a number.*fg\.hyper\.at",
     ),
     "integers": (lambda: fg.fed_avg(loss).init({"w": np.arange(3)}), "found int64"),
     "text": (lambda: fg.fed_avg(loss).init({"w": "zeros"}), "found str"),

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
+from fedgrad.federation.in_process import InProcess
 from fedgrad.training import checkpoint as checkpoints
 from fedgrad.training import files
 from fedgrad.training.checkpoint import Checkpoint
@@ -188,6 +189,34 @@ def test_the_checkpoint_of_another_run_is_refused(name, tmp_path):
         train(rounds=4, out=tmp_path, **({"config": {"task": "mine"}} | settings))
     assert "resume=False" in str(caught.value) and "test_checkpoint.py" in str(caught.value)
     assert (tmp_path / CURRENT).read_bytes() == before
+
+
+def decay(start, later=1.0):
+    """A schedule, and one that differs from it only late."""
+    return lambda round: jnp.where(round < 6000, start / (1 + round), later)
+
+
+SCHEDULED = fg.fed_avg(mean_square, client_learning_rate=decay(0.1))
+OTHERWISE = {
+    "start": (decay(0.5), "hyper.client.learning_rate: a schedule, 0.1, 0.05, .* 0.5, 0.25, .*now"),
+    "late": (decay(0.1, later=2.0), "algorithm.schedules.client.learning_rate: "),
+    "a number": (0.1, "hyper.client.learning_rate: a schedule, 0.1, .* 0.1 now"),
+}
+
+
+@pytest.mark.parametrize("federated", [False, True], ids=["local", "federated"])
+@pytest.mark.parametrize("rate, message", OTHERWISE.values(), ids=OTHERWISE)
+def test_another_schedule_is_another_run(rate, message, federated, tmp_path):
+    """Also where the program of a round cannot be compared, because the data are elsewhere."""
+    where = {"out": tmp_path}
+    if federated:
+        executor = fg.executors.flower(InProcess.of(POINTS), platforms=("cpu",))
+        where |= {"clients": executor.population(), "executor": executor}
+    train(SCHEDULED, rounds=1, **where)
+    same = fg.fed_avg(mean_square, client_learning_rate=decay(0.1))
+    assert train(same, rounds=2, **where).rounds == 2
+    with pytest.raises(RunFolderError, match=message):
+        train(fg.fed_avg(mean_square, client_learning_rate=rate), rounds=3, **where)
 
 
 def test_another_version_may_go_on_with_a_run(tmp_path, monkeypatch):

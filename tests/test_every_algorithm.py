@@ -121,8 +121,7 @@ def changed(round):
     `round(new model, scale in the state, scale)`."""
     inner = fg.fed_sgd(loss, 0.5)
 
-    def init(params, hyper=None):
-        hyper = made.hyper if hyper is None else hyper
+    def init(params, hyper):
         return Scaled(inner.init(params), jnp.asarray(hyper["scale"], float))
 
     @fg.program(cohort=fg.CLIENTS)
@@ -131,8 +130,7 @@ def changed(round):
         params, scale = round(new.params, state.scale, hyper["scale"])
         return Scaled(dataclasses.replace(new, params=params), scale), metrics
 
-    made = fg.Algorithm(init, one, {**inner.hyper, "scale": 2.0}, loss)
-    return made
+    return fg.Algorithm(init, one, {**inner.hyper, "scale": 2.0}, loss)
 
 
 def times(scale, params):
@@ -179,7 +177,8 @@ EFFECTIVE = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("algorithm", VAIN.values(), ids=VAIN)
 def test_what_has_no_effect_is_refused(algorithm, schedule):
-    with pytest.raises(fg.ArgumentError, match=r"'scale' has no effect .* round of one") as raised:
+    message = r"the model that one\(\) gives has no derivative by 'scale'"
+    with pytest.raises(fg.ArgumentError, match=message) as raised:
         hypergradients(algorithm, ["server", "scale"], schedule)
     assert str(raised.value).startswith(__file__), "it names the line of the user"
     assert hypergradients(algorithm, ["server"], schedule)["server.learning_rate"].any()
@@ -194,7 +193,7 @@ def test_what_has_an_effect_is_not(algorithm):
 def test_what_is_tuned_already_is_not_tuned_again(schedule):
     """Its value is in the state, so the one that is given has no effect."""
     tuned = fg.self_tuning(fg.fed_avgm(loss), "server", gradient_from="same", schedule=schedule)
-    with pytest.raises(fg.ArgumentError, match=r"'server\.learning_rate' has no effect"):
+    with pytest.raises(fg.ArgumentError, match=r"no derivative by 'server\.learning_rate'"):
         hypergradients(tuned, ["server"], "serial")
 
 
@@ -204,7 +203,7 @@ def test_what_is_not_tuned_yet_can_be():
 
 
 def test_what_has_no_effect_is_refused_before_training():
-    with pytest.raises(fg.ArgumentError, match="'scale' has no effect"):
+    with pytest.raises(fg.ArgumentError, match="no derivative by 'scale'"):
         fg.fit(
             fg.self_tuning(VAIN["init only"], "scale"),
             POPULATION,

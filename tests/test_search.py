@@ -106,6 +106,11 @@ def test_a_self_tuned_algorithm_is_searched_too(setting, population):
     [
         ({"space": {"server.rate": fg.uniform(0, 1)}}, "There is no hyperparameter 'server.rate'"),
         ({"space": {}}, "something to try"),
+        (
+            {"algorithm": fg.fed_avgm(loss, lambda round: 0.1 / (1 + round))}
+            | {"space": {"client.learning_rate": fg.uniform(0, 1)}},
+            "'client.learning_rate' is a schedule.*cannot be drawn",
+        ),
         ({"trials": 0}, "needs trials"),
         ({"objective": "los"}, "Did you mean 'loss'"),
     ],
@@ -114,7 +119,7 @@ def test_errors(setting, population, change, says):
     algorithm, options, evaluate = setting
     kinds = {"space": SPACE, "trials": 2, "rounds": 1, "eval": evaluate, **options, **change}
     with pytest.raises(fg.ArgumentError, match=says):
-        fg.random_search(algorithm, population, **kinds)
+        fg.random_search(kinds.pop("algorithm", algorithm), population, **kinds)
 
 
 def test_ranges():

@@ -757,6 +757,19 @@ MISTAKES = {
         ),
         "'server.momentum' is a schedule",
     ),
+    "schedule of a round, at fit": (
+        lambda: fg.fit(
+            fg.self_tuning(AVGM, "server"),
+            fg.population(CLIENTS),
+            params=as_params(START),
+            rounds=1,
+            cohort_size=2,
+            key=jax.random.key(0),
+            hyper=fg.hyper.replace(AVGM.hyper, {"server.momentum": lambda round: 0.1 * round}),
+            progress=False,
+        ),
+        "'server.momentum' is a schedule",
+    ),
     "twice": (lambda: fg.self_tuning(fg.self_tuning(AVGM, "server"), "client"), "again"),
 }
 

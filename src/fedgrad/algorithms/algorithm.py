@@ -5,14 +5,27 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from fedgrad.algorithms.hyper import with_schedules
 from fedgrad.core.cohort import Population
 from fedgrad.core.program import Program
 
 
 class Init(Protocol):
-    """The first state, from a model; `hyper=None` means the algorithm's own hyperparameters."""
+    """The first state, from a model; `hyper=None` means the algorithm's own hyperparameters.
+
+    An `Algorithm` sees to that: the function that it was made with is always given some.
+    """
 
     def __call__(self, params: Any, hyper: Any = None) -> Any: ...
+
+
+@dataclass(frozen=True)
+class _WithDefault:
+    init: Init
+    hyper: Any
+
+    def __call__(self, params: Any, hyper: Any = None) -> Any:
+        return self.init(params, self.hyper if hyper is None else hyper)
 
 
 @dataclass(frozen=True)
@@ -23,7 +36,9 @@ class Algorithm:
         state, metrics = algorithm.round(state, algorithm.hyper, cohort, key)
 
     `round` is a `fg.Program`, so it can be planned, drawn, differentiated and run anywhere. Every
-    state has the model as `state.params`. `hyper` is a nested dict of numbers, the defaults.
+    state has the model as `state.params`. `hyper` is a nested dict of numbers, the defaults; a
+    function of the round number in it is a schedule. `dataclasses.replace(algorithm, hyper=...)`
+    has other defaults.
     """
 
     init: Init
@@ -35,3 +50,9 @@ class Algorithm:
     cohorts: Mapping[str, Population | None] = field(
         default_factory=lambda: MappingProxyType({}), hash=False
     )
+
+    def __post_init__(self) -> None:
+        hyper = with_schedules(self.hyper)
+        init = self.init.init if isinstance(self.init, _WithDefault) else self.init
+        object.__setattr__(self, "hyper", hyper)
+        object.__setattr__(self, "init", _WithDefault(init, hyper))

@@ -30,8 +30,9 @@ def require_effect(
     vain = [n for n, v in zip(sorted(learned), jaxpr.invars, strict=True) if v not in known]
     if vain:
         raise ArgumentError.here(
-            f"self_tuning(..., learn=): {vain[0]!r} has no effect on the model that a round of "
-            f"{name} gives, so its hypergradient is always 0. It is read in init only, kept for a "
-            "later round, or learned by the algorithm itself. Leave it out of learn=, or let "
-            "round use the hyperparameter that it is given."
+            f"self_tuning(..., learn=): the model that {name}() gives has no derivative by "
+            f"{vain[0]!r}, so its hypergradient is always 0. Either {name}() does not use it: it "
+            "is read in init only, kept for a later round, or learned by the algorithm itself. Or "
+            "it is only rounded, compared, or under stop_gradient. Leave it out of learn=, or let "
+            "the round compute with the hyperparameter that it is given."
         )

@@ -14,7 +14,8 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import Gradient, Training, local_training, plain_gradient
 from fedgrad.algorithms.objective import Loss
-from fedgrad.algorithms.optimizer import apply, as_optimizer, require_no_count
+from fedgrad.algorithms.optimizer import apply, as_optimizer
+from fedgrad.algorithms.restarts import require_no_restart
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.examples import Examples
 from fedgrad.core.operations import broadcast, client_key, mean
@@ -77,15 +78,12 @@ def fed_opt(
     ours, theirs = as_optimizer(server, "server"), as_optimizer(client, "client")
     train = training or local_training(loss, theirs, batch_size, epochs, steps, shuffle, gradient)
     power = {"weight_exponent": 1.0} if weighting == "power" else {}
-    defaults = names_of.with_schedules(
-        {"server": ours.defaults, "client": theirs.defaults, **power, **(hyper or {})}
-    )
+    defaults = {"server": ours.defaults, "client": theirs.defaults, **power, **(hyper or {})}
 
     def init(params: Any, hyper: Any = None) -> ServerState:
-        params = jax.tree.map(_trainable, params)
-        require_no_count(theirs.build(names_of.at(defaults, 0)["client"]), params)
-        hyper = defaults if hyper is None else hyper
-        made = ours.build(names_of.at(hyper, 0)["server"])
+        params, first = jax.tree.map(_trainable, params), names_of.at(hyper, 0)
+        require_no_restart(theirs.build(first["client"]), params)
+        made = ours.build(first["server"])
         rounds = jnp.int32(0) if names_of.schedules(hyper) else None
         return ServerState(params, made.init(params), rounds)
 

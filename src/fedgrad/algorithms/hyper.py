@@ -5,12 +5,13 @@ Each is a number, or a schedule: a function of the round number.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 
 from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.core.primitives import Literal
 
 
 @jax.tree_util.register_static
@@ -22,6 +23,20 @@ class Schedule:
     """
 
     value: Callable[[Any], Any]
+
+    def _is_no_number(self, *_: Any) -> NoReturn:
+        raise ArgumentError.here(
+            f"A hyperparameter is a schedule, {self.value!r}, but is used as a number. Ask for the "
+            "numbers of the round first: hyper = fg.hyper.at(hyper, round), where the state counts "
+            "rounds: 0, 1, 2, ..."
+        )
+
+    # Whoever writes a round and forgets about schedules comes by one of these.
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _is_no_number
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _is_no_number
+    __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = _is_no_number
+    __array__ = __jax_array__ = _is_no_number
+    __array_ufunc__ = None  # numpy leaves the operation to us
 
 
 def paths(hyper: Any) -> dict[str, Any]:
@@ -51,14 +66,21 @@ def with_schedules(hyper: Any) -> Any:
     return replace(hyper, found) if found else hyper  # in the order in which it was written
 
 
-def gives_a_number(fun: Any) -> bool:
-    """Whether this is a schedule: a function that gives a number for the number of a round."""
+def depends_on_its_number(fun: Any) -> bool:
+    """Whether this is a function of one whole number, to a number or a truth value that is not the
+    same for all."""
     try:
-        found = jax.eval_shape(fun, jax.ShapeDtypeStruct((), jnp.int32))
-    except Exception:  # whatever a function does that was not made for the number of a round
+        jaxpr = jax.make_jaxpr(fun)(jax.ShapeDtypeStruct((), jnp.int32)).jaxpr
+    except Exception:  # whatever a function does that was not made for a number
         return False
-    real = isinstance(found, jax.ShapeDtypeStruct) and not found.shape
-    return real and jnp.isdtype(found.dtype, ("real floating", "integral"))
+    if len(jaxpr.outvars) != 1 or jaxpr.outvars[0].aval.shape:
+        return False
+    reached = set(jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        if any(v in reached for v in eqn.invars if not isinstance(v, Literal)):
+            reached.update(eqn.outvars)
+    (out,) = jaxpr.outvars
+    return not isinstance(out, Literal) and out in reached
 
 
 def select(hyper: Any, names: str | Iterable[str]) -> list[str]:
@@ -72,14 +94,18 @@ def select(hyper: Any, names: str | Iterable[str]) -> list[str]:
                 f"There is no hyperparameter {name!r}." + nearest(name, list(known))
             )
         for path in below:
-            if _is_schedule(known[path]):
-                raise ArgumentError.here(
-                    f"{path!r} is a schedule, {known[path].value!r}: the number of the round says "
-                    "what it is, so it cannot be learned as well. Leave it out, or give it a "
-                    "number to start from."
-                )
+            require_number(path, known[path], "learned")
         chosen += [p for p in below if p not in chosen]
     return chosen
+
+
+def require_number(name: str, leaf: Any, done: str) -> None:
+    """Refuse to have a schedule `done`: learned, or drawn."""
+    if _is_schedule(leaf):
+        raise ArgumentError.here(
+            f"{name!r} is a schedule, {leaf.value!r}: the number of the round says what it is, so "
+            f"it cannot be {done} as well. Leave it out, or give it a number to start from."
+        )
 
 
 def replace(hyper: Any, values: Mapping[str, Any]) -> Any:
@@ -104,10 +130,20 @@ def _is_schedule(leaf: Any) -> bool:
     return isinstance(leaf, Schedule)
 
 
+def _gives_a_number(fun: Any) -> bool:
+    """Whether this is a schedule: a function that gives a number for the number of a round."""
+    try:
+        found = jax.eval_shape(fun, jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception:  # whatever a function does that was not made for the number of a round
+        return False
+    real = isinstance(found, jax.ShapeDtypeStruct) and not found.shape
+    return real and jnp.isdtype(found.dtype, ("real floating", "integral"))
+
+
 def _checked(name: str, leaf: Any) -> Any:
     if not callable(leaf):
         return leaf
-    if not gives_a_number(leaf):
+    if not _gives_a_number(leaf):
         raise ArgumentError.here(
             f"{name!r} is a function, so it should give one number for the number of a round, an "
             f"integer that JAX traces; {leaf!r} does not. Write it with jax.numpy, without a "

@@ -1,7 +1,8 @@
 """An optax optimizer whose hyperparameters stay arguments: `fg.optimizer(optax.sgd, ...)`."""
 
-import functools
 import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedgrad.algorithms.hyper import at, gives_a_number, with_schedules
+from fedgrad.algorithms.hyper import at, with_schedules
+from fedgrad.algorithms.parametrisation import DEFAULT_BOUNDS
 from fedgrad.core.errors import ArgumentError, nearest
 
 
@@ -43,12 +45,14 @@ class Optimizer:
 def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: Any) -> Optimizer:
     """`fg.optimizer(optax.sgd, learning_rate=1.0, momentum=0.9)`: the arguments that are floats
     become hyperparameters, which can be changed or learned, and so do functions of the round
-    number, schedules; the others stay as they are.
+    number, schedules; the others stay as they are. A function is a schedule where `make` expects a
+    number, by the default or the annotation of its parameter (`decay=0.5` or `decay: float`), or
+    by a name that says so, such as `learning_rate` or `momentum`.
 
     `learning_rate` may be a dict like the model's outer one, `{"dense": 0.1, "out": 1.0}`: a rate
     for each layer.
     """
-    known = inspect.signature(make).parameters
+    known = _signature(make).parameters
     for name in arguments:
         if name not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise ArgumentError.here(
@@ -69,7 +73,7 @@ def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: An
             lambda rate: float(rate) if type(rate) is int else rate, arguments["learning_rate"]
         )
     hyper = {name: value for name, value in arguments.items() if _is_float(value)}
-    scheduled = {name: value for name, value in arguments.items() if _is_scheduled(name, value)}
+    scheduled = {n: v for n, v in arguments.items() if _is_scheduled(v, n, known.get(n))}
     varied = {*hyper, *scheduled}
     fixed = {name: value for name, value in arguments.items() if name not in varied}
     made = Optimizer(make, hyper, fixed, scheduled)
@@ -103,31 +107,6 @@ def apply(
     return params, jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, state)
 
 
-def require_no_count(made: optax.GradientTransformation, params: Any) -> None:
-    """Refuse an optimizer of clients that counts the steps of a schedule: it starts anew in every
-    round, and its count with it."""
-    counts = _counts()
-    state = jax.eval_shape(made.init, params)
-    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, counts))
-    if any(isinstance(node, counts) for node in nodes):
-        raise ArgumentError.here(
-            "client= has a schedule inside, which would begin again in every round, because "
-            "clients start their optimizer anew. Let it follow the number of the round: "
-            "client=fg.optimizer(optax.sgd, learning_rate=schedule)."
-        )
-
-
-@functools.cache  # when first asked: making them is a JAX operation, which an import must not do
-def _counts() -> tuple[type, ...]:
-    """States of optax that count how often a schedule was asked. Not all have a public name."""
-    constant = optax.constant_schedule(1.0)
-    return (
-        optax.ScaleByScheduleState,
-        type(optax.WrappedSchedule(constant).init()),
-        type(optax.add_decayed_weights(constant).init(None)),
-    )
-
-
 def _is_float(value: Any) -> bool:
     leaves = jax.tree.leaves(value)
     return bool(leaves) and all(map(_is_number, leaves))
@@ -139,14 +118,34 @@ def _is_number(x: Any) -> bool:
     )
 
 
-def _is_scheduled(name: str, value: Any) -> bool:
-    """Whether a function of the round number is in it. A learning rate that is a function is meant
-    as one; other arguments of optax can be functions of something else, such as a mask."""
+def _is_scheduled(value: Any, name: str, parameter: inspect.Parameter | None) -> bool:
+    """Whether a function of the round number is in it: a function where a number is expected. Where
+    the factory expects something else, or does not say, a function is passed on to it."""
     leaves = jax.tree.leaves(value)
-    return any(map(callable, leaves)) and all(
-        _is_number(x) or (callable(x) and (name == "learning_rate" or gives_a_number(x)))
-        for x in leaves
+    if not any(map(callable, leaves)) or not all(_is_number(x) or callable(x) for x in leaves):
+        return False
+    if name in DEFAULT_BOUNDS:
+        return True
+    return parameter is not None and (
+        _is_float(jax.tree.map(lambda x: float(x) if type(x) is int else x, parameter.default))
+        or any(_is_of_numbers(one) for one in _alternatives(parameter.annotation))
     )
+
+
+def _is_of_numbers(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, float | np.floating | jax.Array)
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if union else (annotation,)
+
+
+def _signature(make: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(make, eval_str=True)
+    except Exception:  # an annotation that names what is not there
+        return inspect.signature(make)
 
 
 def _scale_by(rates: Mapping[str, Any]) -> optax.GradientTransformation:

@@ -128,7 +128,8 @@ def self_tuning(
     step = steps[schedule](train, loss, at, mode, cost)
 
     def init(params: Any, hyper: Any = None) -> TunedState:
-        values = names_of.paths(algorithm.hyper if hyper is None else hyper)
+        names_of.select(hyper, names)  # which of them are schedules may be other than above
+        values = names_of.paths(hyper)
         inner = algorithm.init(params, hyper)
         raw = {name: wanted[name].raw(values[name]) for name in names}
 

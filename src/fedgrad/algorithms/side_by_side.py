@@ -21,7 +21,6 @@ def side_by_side(algorithm: Algorithm, hyper: Any = None) -> Algorithm:
     stacked = algorithm.hyper if hyper is None else hyper
 
     def init(params: Any, hyper: Any = None) -> Any:
-        hyper = stacked if hyper is None else hyper
         n = _trials(hyper)
         one = jax.vmap(lambda h: algorithm.init(params, h), in_axes=(_axes(hyper),), axis_size=n)
         return one(hyper)

@@ -209,7 +209,7 @@ def fed_mechanic(
 ) -> Algorithm:
     """Mechanic of optax.contrib around the server's SGD with momentum."""
 
-    def mechanic(momentum: Any, weight_decay: Any) -> optax.GradientTransformation:
+    def mechanic(momentum: Any, weight_decay: Any = 0.0) -> optax.GradientTransformation:
         return optax.contrib.mechanize(optax.sgd(1.0, momentum=momentum), weight_decay=weight_decay)
 
     server = optimizer(mechanic, momentum=momentum, weight_decay=0.0)

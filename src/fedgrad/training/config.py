@@ -20,6 +20,7 @@ from fedgrad.training.sampling import Clients, Draw
 
 # May differ between a run and its continuation: how long, and what it runs on.
 FREE = ("rounds", "versions")
+LOOKED_AT = 10_000  # rounds, of a schedule
 
 
 def describe(
@@ -31,12 +32,17 @@ def describe(
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The run as JSON."""
+    scheduled = {name: _values(s) for name, s in names_of.schedules(hyper).items()}
     return {
         "algorithm": {
             "round": algorithm.round.name,
             "program": _program(algorithm, populations, state, hyper, draw),
+            "schedules": {name: _digest([_content(v)]) for name, v in scheduled.items()},
         },
-        "hyper": {name: plain(np.asarray(v)) for name, v in names_of.paths(hyper).items()},
+        "hyper": {
+            **{name: plain(np.asarray(v)) for name, v in names_of.paths(hyper).items()},
+            **{name: _shown(values) for name, values in scheduled.items()},
+        },
         "state": leaves(state),
         "first_state": _digest([_content(leaf) for leaf in jax.tree.leaves(state)]),
         "populations": {name: _population(clients) for name, clients in populations.items()},
@@ -51,7 +57,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     old, new = ({k: v for k, v in names_of.paths(c).items()} for c in (then, now))
     free = list(FREE)
     if then.get("versions") != now.get("versions"):
-        free.append("algorithm.program")  # other versions write the same program in other words
+        # Other versions write the same program in other words, and round in other places.
+        free += ["algorithm.program", "algorithm.schedules"]
     return [
         f"{name}: {old.get(name, 'nothing')} in the checkpoint, {new.get(name, 'nothing')} now."
         for name in [*old, *(n for n in new if n not in old)]
@@ -85,6 +92,17 @@ def _program(
     )
     text = re.sub(r" at 0x[0-9a-f]+", "", str(jaxpr.jaxpr))
     return _digest([text.encode(), *map(_content, jaxpr.consts)])
+
+
+def _values(schedule: names_of.Schedule) -> np.ndarray:
+    """What a schedule says, for as many rounds as can be looked at quickly."""
+    return np.asarray(jax.vmap(schedule.value)(jnp.arange(LOOKED_AT, dtype=jnp.int32)))
+
+
+def _shown(values: np.ndarray) -> str:
+    rounds = [10**k for k in range(len(str(LOOKED_AT)) - 1)]
+    first = ", ".join(f"{values[i]:.5g}" for i in (0, *rounds))
+    return f"a schedule, {first} in rounds 0, {', '.join(map(str, rounds))}"
 
 
 def _population(clients: Clients) -> dict[str, Any]:

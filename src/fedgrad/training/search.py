@@ -182,7 +182,9 @@ def _drawn(
             'space={"server.learning_rate": fg.log_uniform(1e-3, 10)}.'
         )
     known = list(names_of.paths(algorithm.hyper))
+    scheduled = names_of.schedules(algorithm.hyper)
     for name in space:
+        names_of.require_number(name, scheduled.get(name), "drawn")
         if name not in known:
             raise ArgumentError.here(f"There is no hyperparameter {name!r}." + nearest(name, known))
     keys = jax.random.split(jax.random.fold_in(key, 1), len(space))
