@@ -352,6 +352,25 @@ def test_a_few_hyperparameters_never_cost_the_model_squared(mode):
     assert compiled.memory_analysis().temp_size_in_bytes < 60 * 4 * d
 
 
+@jax.custom_vjp
+def _scaled(x, scale):
+    return x * scale
+
+
+_scaled.defvjp(lambda x, s: (x * s, (x, s)), lambda kept, ct: (ct * kept[1], jnp.sum(ct * kept[0])))
+
+
+@pytest.mark.parametrize("mode", ["mixed", "auto", "reverse"])
+def test_the_server_does_not_go_forward_through_a_custom_vjp(mode):
+    """There are fewer inputs than results, but JAX knows only the way back."""
+
+    def program(scale, x, z):
+        return _scaled(x + fg.mean(jnp.sin(fg.broadcast(x) * z)), scale)
+
+    found = fg.jacobian(fg.program(program, z=C), "scale", mode=mode)(jnp.float64(2.0), X, Z)
+    np.testing.assert_allclose(found, X + jnp.sin(X * Z).mean(0))
+
+
 def test_what_the_server_needs_can_be_priced():
     """Forward, the server keeps a tangent of the model for each input; backward, it does not."""
 

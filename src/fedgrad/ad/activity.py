@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import jax.numpy as jnp
 
 from fedgrad.core.graph import Equation, Value
-from fedgrad.core.primitives import jax_primitives
+from fedgrad.core.primitives import jax_primitives, primitives_inside
 from fedgrad.plan.stages import Exchange, Loop, Steps
 
 Unit = Exchange | Loop  # what gets a rule of its own: one round with one placement, or a loop
@@ -61,3 +61,9 @@ def depends(equations: Iterable[Equation], inputs: Iterable[Value]) -> set[Value
             if any(v in found for v in equation.inputs):
                 found.update(v for v in equation.outputs if differentiable(v))
     return found
+
+
+def has_custom_vjp(equation: Equation) -> bool:
+    """Is there a custom_vjp, which JAX cannot push tangents through?"""
+    primitive = jax_primitives.custom_vjp_call_p
+    return equation.primitive is primitive or primitive in primitives_inside(equation.params)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedgrad.ad.activity import depends
+from fedgrad.ad.activity import depends, has_custom_vjp
 from fedgrad.ad.branches import pulled_cond
 from fedgrad.ad.local import local_round
 from fedgrad.core.control import Cond
@@ -21,8 +21,6 @@ from fedgrad.core.primitives import (
     bind,
     broadcast_p,
     client_index,
-    jax_primitives,
-    primitives_inside,
     sum_p,
     where,
 )
@@ -99,17 +97,12 @@ def _complex(exchange: Exchange) -> bool:
 def _refuse_custom_vjp(exchange: Exchange) -> None:
     reached = depends(exchange.stage.equations, [r for _, r in exchange.down])
     for equation in exchange.stage.equations:
-        if any(v in reached for v in equation.inputs) and _has_custom_vjp(equation):
+        if any(v in reached for v in equation.inputs) and has_custom_vjp(equation):
             raise PlanError(
                 f"{where(equation.source)}: a custom_vjp at clients is not taken in mixed mode: "
                 "its backward function need not be linear in the cotangent, and then a Jacobian is "
                 "another derivative. Use mode='reverse', or a custom_jvp."
             )
-
-
-def _has_custom_vjp(equation: Equation) -> bool:
-    primitive = jax_primitives.custom_vjp_call_p
-    return equation.primitive is primitive or primitive in primitives_inside(equation.params)
 
 
 def _local_exchange(exchange: Exchange, env: Env) -> None:

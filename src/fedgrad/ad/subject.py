@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedgrad.ad.activity import Unit, active_units, active_values, differentiable
+from fedgrad.ad.activity import Unit, active_units, active_values, differentiable, has_custom_vjp
 from fedgrad.core.check import check
 from fedgrad.core.graph import Graph, Value
 from fedgrad.core.normal_form import traced
@@ -52,7 +52,7 @@ class Subject:
     @property
     def widens(self) -> bool:
         """Is it free to go forward, and the shorter way: are there fewer inputs than results?"""
-        if self.at_clients or self.complex:
+        if self.at_clients or self.complex or any(map(has_custom_vjp, self.graph.equations)):
             return False
         inputs = sum(self.graph.inputs[i].size for i in self.wrt)
         return inputs < sum(self.graph.outputs[j].size for j in self.results)
