@@ -331,7 +331,7 @@ def test_placements_may_be_on_different_nodes():
     def f(a, b):
         return fg.sum(a, at=fg.Placement("train")), fg.mean(b, at=fg.Placement("eval"))
 
-    found = f.on(executor)(executor.clients("train"), executor.clients("test"))
+    found = f.on(executor)(executor.clients("train", expect=3), executor.clients("test", expect=2))
     assert_same(found, (jnp.full(3, 3.0), jnp.full(2, 3.5)))
     assert executor.report.answered == {"train": 3, "eval": 2}
     assert executor.report.messages == 1  # one round for both
