@@ -73,7 +73,8 @@ def on_nodes(executor, program, args):
         elif isinstance(argument, fg.Cohort):
             handles.append(executor.population(name).everyone)
         else:
-            handles.append(executor.clients(name))
+            here = len(jax.tree.leaves(argument)[0])  # other nodes may be for another placement
+            handles.append(executor.clients(name, expect=here))
     return handles
 
 
