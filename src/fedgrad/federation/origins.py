@@ -85,7 +85,8 @@ class Origins:
                 f"{self.name}: which of their values clients use depends on the branches of "
                 f"lax.cond or lax.while_loop in more than {MOST} ways, and nodes have to be told "
                 "each. Choose between clients' values with jnp.where instead of with branches, or "
-                "do not stack values that come from branches inside of a lax.scan."
+                "do not stack values that come from branches inside of a lax.scan; a derivative "
+                "with mode='forward' stacks none."
             )
 
     def exchange(self, exchange: Exchange, env: Env) -> None:
