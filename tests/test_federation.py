@@ -73,7 +73,8 @@ def on_nodes(executor, program, args):
         elif isinstance(argument, fg.Cohort):
             handles.append(executor.population(name).everyone)
         else:
-            handles.append(executor.clients(name))
+            here = len(jax.tree.leaves(argument)[0])  # other nodes may be for another placement
+            handles.append(executor.clients(name, expect=here))
     return handles
 
 
@@ -331,7 +332,7 @@ def test_placements_may_be_on_different_nodes():
     def f(a, b):
         return fg.sum(a, at=fg.Placement("train")), fg.mean(b, at=fg.Placement("eval"))
 
-    found = f.on(executor)(executor.clients("train"), executor.clients("test"))
+    found = f.on(executor)(executor.clients("train", expect=3), executor.clients("test", expect=2))
     assert_same(found, (jnp.full(3, 3.0), jnp.full(2, 3.5)))
     assert executor.report.answered == {"train": 3, "eval": 2}
     assert executor.report.messages == 1  # one round for both

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,7 +49,33 @@ ABSENT = {
         lambda: Wrong(node(1), "data", lambda r: None),
         "does not answer",
     ),
+    "cannot say what it has": (
+        lambda: Wrong(node(1), "data", lambda r: SAYS),
+        "out of order",
+    ),
+    "refuses to say what it has": (
+        lambda: Wrong(node(1), "data", lambda r: Envelope("refused", {"reason": "not to you"})),
+        "not to you",
+    ),
+    "says nothing with many words": (
+        lambda: Wrong(node(1), "data", lambda r: Envelope("strange", {})),
+        "it replies with 'strange'",
+    ),
+    "says nonsense of what it has": (
+        lambda: Wrong(node(1), "data", lambda r: Envelope("ok", {"structure": "nonsense"})),
+        "makes no sense",
+    ),
+    "says half of what it has": (
+        lambda: Wrong(node(1), "data", lambda r: _half(node(1).handle(r))),
+        "makes no sense",
+    ),
 }
+
+
+def _half(reply):
+    return Envelope("ok", {**reply.meta, "shapes": "[[-1]]", "capacity": "Infinity"})
+
+
 ASKING = {
     "clients": lambda executor, **how: executor.clients("y", **how),
     "population": lambda executor, **how: executor.population(**how).everyone,
@@ -142,9 +169,85 @@ def test_misuse():
     for how, words in (
         ({"wait": 3}, "wait=3 .* expect="),
         ({"expect": 1, "wait": -1}, "wait=-1"),
+        ({"expect": 2, "wait": float("nan")}, "wait=nan .* 0 or more"),
+        ({"expect": 1, "wait": "5"}, "wait='5'"),
+        ({"expect": 1, "wait": None}, "wait=None"),
+        ({"expect": 1, "wait": True}, "wait=True"),
+        ({"which": 1}, r"which=1 .* list their indices, as in which=\[0, 2\]"),
+        ({"which": [1.7]}, r"which=\[1\.7\]"),
+        ({"which": [True]}, r"which=\[True\]"),
+        ({"which": "0"}, "which='0'"),
+        ({"which": {0: 1}}, "which="),
+        ({"which": np.array(0)}, r"which=array\(0\)"),
+        ({"expect": [True]}, r"expect=\[True\]"),
+        ({"expect": [0.0]}, r"expect=\[0\.0\]"),
+        ({"expect": 2.0}, "expect=2.0"),
+        ({"expect": "3"}, "expect='3'"),
+        ({"expect": {0: 1}}, "expect="),
+        ({"expect": []}, r"expect=\[\]"),
+        ({"expect": -1}, "expect=-1"),
         ({"expect": 0}, "expect=0"),
         ({"expect": True}, "expect=True"),
         ({"expect": ["a"]}, r"expect=\['a'\]"),
     ):
-        with pytest.raises(fg.ArgumentError, match=words):
+        with pytest.raises(fg.ArgumentError, match=rf"present\.py:\d+: {words}"):
             executor.clients("x", **how)
+
+
+def test_numbers_of_numpy_and_jax_are_numbers():
+    executor = flower(InProcess({100 + i: node(i, DATA[0]) for i in range(3)}))
+    assert executor.clients("y", expect=np.int64(3), wait=np.float32(1)).clients == (0, 1, 2)
+    for some in (np.array([2, 0]), jnp.array([2, 0]), (2, np.int32(0)), range(2, -1, -2)):
+        assert executor.clients("y", which=some).clients == (2, 0)
+        assert executor.clients("y", expect=some).clients == (0, 1, 2)
+
+
+def test_who_is_expected_need_not_be_chosen():
+    """Expected is who is there; chosen is who takes part."""
+    executor = flower(InProcess({100 + i: node(i, DATA[0]) for i in range(3)}))
+    for expect in (3, [2], [0, 1, 2]):
+        assert executor.clients("y", which=[0, 1], expect=expect).clients == (0, 1)
+    with pytest.raises(NoAnswer, match="3 clients are there, 4 are expected"):
+        executor.clients("y", which=[0, 1], expect=4)
+    with pytest.raises(NoAnswer, match=r"Clients 3 are expected and not there, only \[0, 1, 2\]"):
+        executor.clients("y", which=[0, 1], expect=[3])
+
+
+@pytest.mark.parametrize("ask", ASKING)
+def test_who_lacks_the_part_is_named(ask):
+    """Unless it is said who is meant."""
+    part = {"clients": "y", "population": "x"}[ask]
+    parts = [{"x": np.zeros((2, 2)), "y": np.zeros(2)} for _ in range(3)]
+    del parts[1][part]
+    (other,) = parts[1]
+    nodes = InProcess({100 + i: node(i, own) for i, own in enumerate(parts)})
+
+    def asked(missing="fail", **how):
+        executor = flower(nodes, missing=missing)
+        found = getattr(executor, ask)(part, **how)
+        return present(found.everyone if ask == "population" else found)
+
+    with pytest.raises(NoAnswer, match=rf"Client 1: node 101 has no '{part}', only {other}\."):
+        asked()
+    for missing in ("drop", "restart"):
+        assert asked(missing) == (0, 2)
+    for expect in (2, [0, 2]):
+        assert asked(expect=expect) == (0, 2)
+    for expect in (3, [1]):
+        with pytest.raises(NoAnswer, match="expected"):
+            asked(expect=expect)
+    assert flower(nodes).clients(part, which=[2]).clients == (2,)
+
+
+def test_who_has_no_examples_is_named():
+    nodes = InProcess({100: node(0), 101: node(1, {"x": np.zeros((0, 2))}), 102: node(2)})
+    with pytest.raises(NoAnswer, match="Client 1: the arrays of the part 'x' have not one row"):
+        flower(nodes).population("x")
+    assert present(flower(nodes, missing="drop").population("x").everyone) == (0, 2)
+
+
+def test_who_was_asked_for_is_not_left_out():
+    nodes = transport("cannot say what it has")
+    with pytest.raises(NoAnswer, match="Client 1: out of order") as caught:
+        flower(nodes, missing="drop").clients("y", which=[0, 1])
+    assert "missing='drop'" not in str(caught.value)  # which it is

@@ -328,7 +328,7 @@ def test_what_was_kept_is_only_for_the_stage_that_declares_it():
     here, other = stages(two_rounds, X), stages(two_rounds, X, part="secret")
     loop = [s for s in stages(carried, X) if s.declared.loops]
     assert here[0].declared.plan != other[0].declared.plan  # other shapes, so other code
-    second = next(s for s in here if ["kept", 0, 0, []] in s.declared.choices(0, []))
+    second = next(s for s in here if [["kept", 0, 0, []]] in s.declared.choices([]))
     asked = site(*here, *other, *loop)
     assert run(asked, here[0], [PUBLIC], keep=["good"]).kind == "ok"
     assert run(asked, other[0], [SECRET], keep=["other"], sent=[np.ones((ROWS,))]).kind == "ok"
@@ -429,13 +429,13 @@ def test_a_result_is_of_the_call_that_was_declared():
 
 def _order(stage, *arguments):
     """The sources of a stage's own inputs, which may have them in another order."""
-    found = [by[""][0] for by in stage.declared.inputs]
+    (found,) = stage.declared.inputs[""]
     return [arguments[source[1]] for source in found]
 
 
 def test_counts_and_examples_are_of_the_declared_part():
     asked = site(COUNTED)
-    right = [COUNTED.declared.choices(i, [])[0] for i in range(len(COUNTED.declared.inputs))]
+    (right,) = COUNTED.declared.choices([])
     assert run(asked, COUNTED, right).kind == "ok"
     kinds = [source[0] for source in right]
     assert {"rows", "count"} <= set(kinds)
@@ -455,7 +455,7 @@ def test_counts_and_examples_are_of_the_declared_part():
 
 
 def test_a_client_that_knows_its_index_is_not_told_another():
-    sources = [INDEXED.declared.choices(i, [])[0] for i in range(len(INDEXED.declared.inputs))]
+    (sources,) = INDEXED.declared.choices([])
     assert ["index"] in sources
     knows = site(INDEXED, **{"partition-id": 2})
     refused(run(knows, INDEXED, sources, index=1), "this is client 2", "calls it 1")
@@ -475,7 +475,7 @@ def test_a_header_that_was_changed_is_another_program():
     head, _, module = MEAN.content.partition(b"\n")
     for change in (
         (b'"public"', b'"secret"'),
-        (b'[["argument", 0]]', b'[["data", "secret", 0]]'),
+        (b'["argument", 0]', b'["constant"]'),
         (b'"loops": []', b'"loops": [4]'),
         (b'"stage": 0', b'"stage": 1'),
     ):
@@ -484,9 +484,110 @@ def test_a_header_that_was_changed_is_another_program():
         assert other.digest != MEAN.digest
         reply = run(site(MEAN), other, [PUBLIC])
         refused(reply, "not on the list of allowed programs")
-    for change in ((b'"inputs": [', b'"inputs": [{}, '), (b'"plan"', b'"plam"')):
-        with pytest.raises(FederationError, match=r"not a program|does not fit"):
-            read_program(head.replace(*change) + b"\n" + module)
+
+
+@pytest.mark.parametrize(
+    "was, becomes",
+    [
+        ('[["argument", 0]]', '[["argument", 0], ["argument", 0]]'),
+        ('"plan"', '"plam"'),
+        ('"fedgrad": 3', '"fedgrad": 2'),
+        *(
+            ('["argument", 0]', source)
+            for source in (
+                # Shown are the arguments: what is fed is one of them, or made of them.
+                '["data", "secret", 0]',
+                '["row", ["data", "secret", 0], 0]',
+                '["stack", [["data", "secret", 0]]]',
+                '["rows", "secret", 0, 4]',
+                '["count", "secret"]',
+                '["offset"]',
+                '["result", "plan", 0, 0, [], []]',
+                '["argument", -1]',
+                '["argument", 1]',
+                '["argument", 7]',
+                '["argument", false]',
+                '["argument", 0.0]',
+                '["argument"]',
+                '["argument", 0, 0]',
+                '["row", ["argument", 0], -1]',
+                '["row", ["argument", 0]]',
+                '["stack", []]',
+                '["stack", ["argument", 0]]',
+                '["kept", 0, 0]',
+                '["kept", 0, -1, []]',
+                '["kept", 0, 0, [-2]]',
+                '["constant", "c"]',
+                '["index", 0]',
+                '["bogus"]',
+                "[]",
+                "5",
+                "null",
+                '"argument"',
+                '{"argument": 0}',
+            )
+        ),
+        *(
+            ('{"": [[["argument", 0]]]}', inputs)
+            for inputs in (
+                "[5]",
+                "5",
+                '{"": 5}',
+                '{"": {}}',
+                '{"": [5]}',
+                '{"": [{}]}',
+                '{"": [["argument", 0]]}',
+                '{"": [[]]}',
+                '{"": [[["argument", 0]], []]}',
+                '{"": [[["argument", 0]]], "0": [[["argument", 0]]]}',
+                '{"0": [[["argument", 0]]]}',
+                '{"x": [[["argument", 0]]]}',
+            )
+        ),
+        *(
+            ('[["data", "public", 0]]', arguments)
+            for arguments in (
+                '[["dta", "public", 0]]',
+                '[["data", "public"]]',
+                '[["data", "public", -1]]',
+                '[["data", 5, 0]]',
+                '[["rows", "public", 0]]',
+                '[["kept", 0, 0, []]]',
+                '[["kept", "name"]]',
+                '[["argument", 0]]',
+                '[["result", "plan", 0, 0, [], ["root"]]]',
+                '[["row", ["dta", "public", 0], 0]]',
+                "[5]",
+                "5",
+                "{}",
+            )
+        ),
+        ('"stage": 0', '"stage": -5'),
+        ('"stage": 0', '"stage": "0"'),
+        ('"stage": 0', '"stage": false'),
+        ('"loops": []', '"loops": [-1, "x"]'),
+        ('"loops": []', '"loops": [-1]'),
+        ('"loops": []', '"loops": ["x"]'),
+        ('"loops": []', '"loops": "ab"'),
+        ('"loops": []', '"loops": [true]'),
+        ('"loops": []', '"loops": 1'),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_no_program(was, becomes):
+    """Before anybody is shown what it reads."""
+    head, _, module = MEAN.content.partition(b"\n")
+    assert was.encode() in head
+    forged = head.replace(was.encode(), becomes.encode()) + b"\n" + module
+    with pytest.raises(FederationError):
+        read_program(forged)
+
+
+def test_a_row_of_an_argument_that_has_fewer_is_no_program():
+    plan = fg.plan(over_rows, X, stacked("secret"))
+    rows = [["row", SECRET, i] for i in range(ROWS)]
+    assert programs(plan, [["stack", rows]], ("cpu",))[-1].reads == (json.dumps(SECRET),)
+    with pytest.raises(fg.ArgumentError, match=r"no row 3 in a stack of 3"):
+        programs(plan, [["stack", rows[:3]]], ("cpu",))
 
 
 def test_what_is_on_the_nodes_has_to_be_said():
@@ -495,3 +596,167 @@ def test_what_is_on_the_nodes_has_to_be_said():
         executor.programs(mean, stacked("public"))
     with pytest.raises(fg.ArgumentError, match="1 arrays at clients, and 2 sources"):
         programs(fg.plan(mean, stacked("public")), [PUBLIC, PUBLIC], ("cpu",))
+    for wrong in (["dta", "public", 0], ["data", "public"], ["kept", "k"], ["argument", 0], 5):
+        with pytest.raises(fg.ArgumentError, match=r'sources\.py:\d+: mean: source 0 is .*"train"'):
+            programs(fg.plan(mean, stacked("public")), [wrong], ("cpu",))
+
+
+# --- where the data decide ----------------------------------------------------------------------
+
+
+@fg.program(a=fg.CLIENTS, b=fg.CLIENTS)
+def swap(x, a, b):
+    """Sends a and 2 b, or b and 2 a, and never 3 b."""
+    first = lambda: (x + fg.sum(jnp.sum(a)), a, b)
+    second = lambda: (x + fg.sum(jnp.sum(a)), b, a)
+    x, u, v = jax.lax.cond(x > 0, first, second)
+    return x + jnp.sum(fg.sum(u + 2 * v))
+
+
+def _rotated(x, rows, last):
+    """Sums rows in a loop, and leaves them one further on."""
+
+    def body(carry, row):
+        x, before = carry
+        return (x + fg.sum(0.1 * jnp.sum(jnp.abs(row))), row), before
+
+    (x, last), rows = jax.lax.scan(body, (x, last), rows)
+    return x, rows, last
+
+
+@fg.program(z=fg.CLIENTS)
+def once_or_twice(x, z):
+    start = z[1]
+    once = lambda: _rotated(x, z, start)
+    x, rows, _ = jax.lax.cond(x > 0, once, lambda: _rotated(*once()))
+    return x + jnp.sum(fg.sum(jnp.sum(rows, 0)))
+
+
+@fg.program(z=fg.CLIENTS)
+def often(x, z):
+    more = lambda carry: _rotated(*carry)
+    x, rows, _ = jax.lax.while_loop(lambda c: c[0] < 8.0, more, (x, z, z[1]))
+    return x + jnp.sum(fg.sum(jnp.sum(rows, 0)))
+
+
+ROW = ["row", SECRET, 0]
+
+
+def test_alternatives_are_of_all_inputs_together():
+    asking = flower(InProcess.of(DATA))
+    a, b = asking.clients("public"), stacked("secret")[:, 0]
+    plan = fg.plan(swap, jnp.float32(1), stacked("public"), b)
+    last = programs(plan, [PUBLIC, ROW], ("cpu",))[-1]
+    asked = site(last)
+    for good in ([PUBLIC, ROW], [ROW, PUBLIC]):
+        assert run(asked, last, good).kind == "ok"
+    for bad in ([PUBLIC, PUBLIC], [ROW, ROW]):
+        refused(run(asked, last, bad), "together", json.dumps([PUBLIC, ROW]))
+    refused(run(asked, last, [PUBLIC, SECRET]), "input 1 comes from")
+    both = asking.programs(swap, jnp.float32(1), a, a)
+    executor = flower(InProcess.of(DATA, Policy(programs=frozenset(s.digest for s in both))))
+    for x in (1.0, -1.0):
+        z, local = executor.clients("public"), stacked("public")
+        assert_same(swap.on(executor)(x, z, z), swap.on(REFERENCE)(x, local, local))
+
+
+@pytest.mark.parametrize("program", [once_or_twice, often], ids=lambda p: p.name)
+def test_rows_of_one_way_are_not_stacked_with_those_of_another(program):
+    made = stages(program, jnp.float64(1), part="secret")
+    last, begin = made[-1], next(s for s in made if not s.summed)
+    asked, rows = site(*made), [["row", SECRET, i] for i in range(ROWS)]
+    assert run(asked, begin, [SECRET], keep=["begin"]).kind == "ok"
+    start = ["kept", "begin"]
+    for turned in ([start, *rows[:3]], [rows[3], start, *rows[:2]]):
+        assert run(asked, last, [["stack", turned]]).kind == "ok"
+    for i in range(ROWS):
+        refused(run(asked, last, [["stack", rows[i : i + 1] * ROWS]]))
+        refused(run(asked, last, [["stack", [rows[3], *rows[:3]]]]))
+        refused(run(asked, last, [["stack", [start, start, *rows[:2]]]]))
+    executor = flower(InProcess.of(DATA, Policy(programs=frozenset(s.digest for s in made))))
+    for x in (1.0, -1.0):
+        found = program.on(executor)(jnp.float64(x), executor.clients("secret"))
+        assert_same(found, program.on(REFERENCE)(jnp.float64(x), stacked("secret")))
+
+
+def test_the_same_number_chooses_the_same_branch():
+    @fg.program(a=fg.CLIENTS, b=fg.CLIENTS)
+    def twice(x, a, b):
+        way = x > 0
+        keep, turn = lambda u, v: (u, v, fg.sum(u[0])), lambda u, v: (v, u, fg.sum(v[0]))
+        u, v, s = jax.lax.cond(way, keep, turn, a, b)
+        u, v, t = jax.lax.cond(way, keep, turn, u, v)
+        return s + t + fg.sum(u[0] + 2 * v[1])
+
+    plan = fg.plan(twice, X[0], stacked("public"), stacked("public"))
+    last = programs(plan, [PUBLIC, ROW], ("cpu",))[-1]
+    (only,) = last.declared.choices([])
+    assert PUBLIC in only and ROW in only
+
+
+def test_ways_that_come_to_the_same_are_one():
+    """In a long loop that turns two values in each iteration there are two, and not 2 ** 20."""
+
+    @fg.program(a=fg.CLIENTS, b=fg.CLIENTS)
+    def turning(x, a, b):
+        def body(carry, i):
+            x, u, v = carry
+            stay, turn = lambda: (x + fg.sum(u[0]), u, v), lambda: (x + fg.sum(v[1]), v, u)
+            return jax.lax.cond(x > i, stay, turn), None
+
+        return jax.lax.scan(body, (x, a, b), jnp.arange(20.0))[0][0]
+
+    @fg.program(a=fg.CLIENTS, b=fg.CLIENTS)
+    def stacking(x, a, b):
+        def body(x, i):
+            x, u = jax.lax.cond(x > i, lambda: (x + fg.sum(a[0]), a), lambda: (x + fg.sum(b[0]), b))
+            return x, u
+
+        x, rows = jax.lax.scan(body, x, jnp.arange(20.0))
+        return x + fg.sum(rows[3, 0])
+
+    a = stacked("public")
+    made = programs(fg.plan(turning, X[0], a, a), [PUBLIC, ROW], ("cpu",))
+    assert max(len(some) for s in made for some in s.declared.inputs.values()) == 2
+    with pytest.raises(fg.PlanError, match=r"sources\.py:\d+: stacking: .* 256 ways.*jnp\.where"):
+        programs(fg.plan(stacking, X[0], a, a), [PUBLIC, PUBLIC], ("cpu",))
+
+
+def test_results_are_of_the_same_data_argument_by_argument():
+    """A site that allows a program on (a, b) and on (b, a) has two results, which are different."""
+
+    @fg.program(a=fg.CLIENTS, b=fg.CLIENTS)
+    def first(a, b):
+        return fg.sum(jnp.sum(b) * 0.0), a * 1.0
+
+    plan = fg.plan(first, stacked("public"), stacked("public"))
+    ways = {
+        name: pair
+        for name, pair in zip(
+            "xyzw", [(PUBLIC, ROW), (ROW, PUBLIC), (ROW, ROW), (PUBLIC, PUBLIC)], strict=True
+        )
+    }
+    made = {name: programs(plan, list(pair), ("cpu",)) for name, pair in ways.items()}
+    keeping = {name: next(s for s in of if s.summed < len(s.outputs)) for name, of in made.items()}
+    result = keeping["x"].declared.origin(0, ()).result
+    (look,) = programs(fg.plan(mean, stacked("public")), [result], ("cpu",))
+    assert look.reads == (json.dumps(PUBLIC), json.dumps(SECRET))
+    asked = site(look, *keeping.values())
+    for name, stage in keeping.items():
+        assert run(asked, stage, _order(stage, *ways[name]), keep=[name]).kind == "ok"
+    assert run(asked, look, [["kept", "x"]]).kind == "ok"
+    for name in "yzw":
+        refused(run(asked, look, [["kept", name]]), "which is")
+
+
+def test_a_row_that_is_not_there_is_not_the_last_one():
+    """As JAX would have it; a node may be back with other data than those it has described."""
+    fewer = Node(
+        lambda _: {"secret": DATA[0]["secret"][:2]},
+        Policy(programs=frozenset([OVER_ROWS.digest]), minimum_cohort=100),
+        context=Context({}),
+    )
+    for i in range(ROWS):
+        reply = run(fewer, OVER_ROWS, [["row", SECRET, i]], at=[i])
+        assert reply.kind == ("ok" if i < 2 else "error"), reply
+        assert i < 2 or f"has no row {i}" in reply.reason

@@ -108,9 +108,10 @@ class Flower:
         """The clients' data as they are, for a client argument: a tree of handles.
 
         `part`: an entry of the dict of data that nodes have. `which`: clients by index; else all.
-        `expect`: how many have to be there, or a list of who; fewer are an error. `wait`: seconds
-        to wait for them. With missing="fail", a node that is connected and cannot say who it is or
-        what it has is an error; else it is left out.
+        `expect`: how many have to be there, chosen or not, or a list of who; fewer are an error.
+        `wait`: seconds to wait for them. With missing="fail", a node that is connected and cannot
+        say who it is or what it has is an error, and so is one that lacks the part if neither
+        `which` nor `expect` is given; else it is left out.
         """
         return values(self.federation, part, self._attendance(which, expect, wait))
 

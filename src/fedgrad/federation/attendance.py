@@ -6,8 +6,9 @@ asked is named in an error, unless it was said that such clients are left out.
 
 import json
 import logging
+import operator
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from fedgrad.core.cohort import Cohort
 from fedgrad.core.errors import ArgumentError, CohortError, nearest
 from fedgrad.federation.data import decoded
 from fedgrad.federation.envelope import Envelope
-from fedgrad.federation.errors import FederationError, NoAnswer
+from fedgrad.federation.errors import NoAnswer
 from fedgrad.federation.federation import Federation
 from fedgrad.federation.values import NodeValue, Remote
 
@@ -35,38 +36,66 @@ class Attendance:
     only: tuple[int, ...] = ()  # of these clients; else of all
     expect: int | tuple[int, ...] = 1  # at least so many, or among others these
     wait: float = 0.0  # seconds, for those that are expected
+    said: bool = False  # by the user, who is meant; else it is all who are connected
 
     @classmethod
-    def read(cls, drop: bool, which: Any, expect: Any, wait: float) -> Self:
+    def read(cls, drop: bool, which: Any, expect: Any, wait: Any) -> Self:
         """From what a user says."""
-        only = () if which is None else tuple(int(client) for client in which)
+        only = () if which is None else _indices(which)
+        if only is None:
+            raise ArgumentError.here(
+                f"which={which!r} are the clients to take: list their indices, as in which=[0, 2]."
+            )
         if which is not None and (not only or len(set(only)) != len(only)):
             raise CohortError.here(f"Choose different clients among those there, got {list(only)}.")
-        if wait < 0 or (wait and expect is None and which is None):
+        said = which is not None or expect is not None
+        number = isinstance(wait, (int, float, np.number)) and not isinstance(wait, bool)
+        if not number or not wait >= 0 or (wait and not said):  # NaN is not >= 0
             raise ArgumentError.here(
-                f"wait={wait} is the seconds to wait for clients: say for whom with expect= (their "
-                "number, or a list of their indices)."
+                f"wait={wait!r} is the seconds to wait for clients, 0 or more: say for whom with "
+                "expect= (their number, or a list of their indices)."
             )
+        count = _whole(expect)
         if expect is None:
-            return cls(drop, only, only or 1, wait)
-        if isinstance(expect, int) and not isinstance(expect, bool) and expect >= 1:
-            return cls(drop, only, expect, wait)
-        names = list(expect) if isinstance(expect, Collection) else []
-        if not names or not all(isinstance(name, (int, np.integer)) for name in names):
+            expected: int | tuple[int, ...] | None = only or 1
+        else:
+            expected = count or _indices(expect)
+        if not expected or (count is not None and count < 1):
             raise ArgumentError.here(
-                f"expect={expect!r}: say how many clients are expected, or list their indices."
+                f"expect={expect!r}: say how many clients are expected, one or more, or list their "
+                "indices."
             )
-        return cls(drop, only, tuple(int(name) for name in names), wait)
+        return cls(drop, only, expected, float(wait), said)
 
     def short_of(self, there: Collection[int]) -> str:
         """What is missing of what is expected, in words; "" if nothing is."""
-        after = f" after {self.wait} s" if self.wait else ""
+        after = f" after {self.wait:g} s" if self.wait else ""
         if isinstance(self.expect, int):
             if len(there) >= self.expect:
                 return ""
             return f"{len(there)} clients are there{after}, {self.expect} are expected."
         missing = ", ".join(str(name) for name in sorted(set(self.expect) - set(there)))
         return missing and f"Clients {missing} are expected and not there{after}, only {there}."
+
+
+def _whole(x: Any) -> int | None:
+    """A whole number, if it is one: also of numpy, and neither true nor 1.0."""
+    try:
+        return None if isinstance(x, bool) else operator.index(x)
+    except TypeError:
+        return None
+
+
+def _indices(given: Any) -> tuple[int, ...] | None:
+    """Indices of clients, if they are some."""
+    if isinstance(given, (str, bytes, Mapping)) or not hasattr(given, "__iter__"):
+        return None
+    try:
+        found = [_whole(x) for x in given]
+    except TypeError:  # an array of one number
+        return None
+    good = tuple(x for x in found if x is not None)
+    return good if len(good) == len(found) else None
 
 
 def values(federation: Federation, part: str, attendance: Attendance) -> Any:
@@ -130,7 +159,17 @@ def _present(federation: Federation, part: str, attendance: Attendance) -> dict[
         raise ArgumentError.here(f"No client has data {part!r}." + nearest(part, known))
     if short:
         raise NoAnswer.here(f"{short} {why}")
-    return {c: n for c, n in having.items() if c in attendance.only or not attendance.only}
+    lacking = {
+        c: f"node {n} has no {part!r}, only {', '.join(federation.parts[n]) or 'nothing'}"
+        for c, n in present.items()
+        if c not in having
+    }
+    if lacking and not attendance.drop and not attendance.said:
+        raise NoAnswer.here(
+            f"Not all clients have data {part!r}. {_reasons('Client', lacking)} {_LEFT_OUT} So "
+            "they are if expect= or which= says who is meant."
+        )
+    return having
 
 
 _LEFT_OUT = (
@@ -143,29 +182,42 @@ def _described(
 ) -> dict[int, Any]:
     """(structure, shapes, dtypes, capacity) of a part, by client."""
     having = _present(federation, part, attendance)
+    asked = {c: having[c] for c in attendance.only or having}
     request = Envelope("describe", {"part": part, "examples": as_examples})
-    replies = federation.ask(dict.fromkeys(having.values(), request), federation.deadline)
-    silent = {c: "it does not answer" for c, node in having.items() if node not in replies}
+    replies = federation.ask(dict.fromkeys(asked.values(), request), federation.deadline)
+    found: dict[int, Any] = {}
+    silent: dict[int, str] = {}
+    for client, node in asked.items():
+        described = _description(replies.get(node), as_examples)
+        if isinstance(described, str):
+            silent[client] = described
+        else:
+            found[client] = described
     if silent and (attendance.only or not attendance.drop):
+        fix = "They are asked for by which=." if attendance.only else _LEFT_OUT
         raise NoAnswer.here(
-            f"Not all clients can say what their data are like. {_reasons('Client', silent)} "
-            f"{_LEFT_OUT}"
+            f"Not all clients can say what their data are like. {_reasons('Client', silent)} {fix}"
         )
     for client, why in silent.items():
         log.warning("client %s takes no part: %s", client, why)
-    there = [c for c in attendance.only or having if c not in silent]
-    if not there:
-        raise NoAnswer.here("No node of the federation answers.")
-    if attendance.short_of(there):
-        raise NoAnswer.here(f"{attendance.short_of(there)} {_reasons('Client', silent)}")
-    return {client: _description(client, replies[having[client]]) for client in there}
-
-
-def _description(client: int, reply: Envelope) -> tuple[Any, list[Any], list[Any], int]:
-    if reply.kind != "ok":
-        raise FederationError.here(
-            f"Client {client} cannot say what its data are like: {reply.reason}."
+    if not found:
+        raise NoAnswer.here(
+            f"No client can say what its data are like. {_reasons('Client', silent)}"
         )
+    short = attendance.short_of([c for c in having if c not in silent])
+    if short:
+        raise NoAnswer.here(f"{short} {_reasons('Client', silent)}")
+    return found
+
+
+def _description(
+    reply: Envelope | None, as_examples: bool
+) -> tuple[Any, list[Any], list[Any], int] | str:
+    """What a client says of its data, or why that is nothing."""
+    if reply is None:
+        return "it does not answer"
+    if reply.kind != "ok":
+        return reply.reason or f"it replies with {reply.kind!r}"
     try:
         structure, shapes, names, capacity = (
             json.loads(str(reply.meta[name]))
@@ -174,11 +226,11 @@ def _description(client: int, reply: Envelope) -> tuple[Any, list[Any], list[Any
         dtypes = [jax.dtypes.canonicalize_dtype(jnp.dtype(name)) for name in names]
         rows = [tuple(map(int, shape)) for shape in shapes]
         decoded(structure, list(zip(rows, dtypes, strict=True)))  # fits together, or raises
+        if any(n < 0 for shape in rows for n in shape) or int(capacity or 0) < as_examples:
+            raise ValueError
         return structure, rows, dtypes, int(capacity or 0)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise FederationError.here(
-            f"Client {client} says of its data what makes no sense."
-        ) from None
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return "what it says of its data makes no sense"
 
 
 def _same(shapes: dict[int, Any], hint: str) -> Any:

@@ -11,10 +11,11 @@ from fedgrad.core.graph import read
 from fedgrad.core.placement import is_client
 from fedgrad.executors.clients import wide
 from fedgrad.executors.walk import Env, InPython
-from fedgrad.federation.declared import DECIDED, Declared
+from fedgrad.federation.declared import Declared
 from fedgrad.federation.exported import to_data
 from fedgrad.federation.messages import Messages, Work
 from fedgrad.federation.prepared import Prepared
+from fedgrad.federation.sources import DECIDED
 from fedgrad.federation.values import Remote, constant, stacked
 from fedgrad.plan.stages import Exchange, Step, Steps
 

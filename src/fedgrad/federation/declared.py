@@ -1,19 +1,9 @@
 """Where the inputs of a client's stage may come from: said by the program, checked by the node.
 
 The server names a source for each input that is the client's own. If it were free to name any, an
-allowed mean of one array would be a mean of another, or of one row. So a program declares them:
-
-    ["data", part, i], ["rows", part, i, capacity], ["count", part], ["offset"], ["index"]
-                                   exactly this
-    ["constant"]                   an array that the server sends, whatever it is
-    ["kept", stage, output, at]    what a stage of the same program has kept in iteration `at`
-    ["result", plan, stage, output, at, roots]
-                                   what a program of an earlier call has kept, made of these data
-    ["row", source, i]             row i: inside of a loop over rows, where i is the iteration
-    ["stack", [sources, ...]]      rows that a loop has left, one after another
-    ["argument", i]                what this client argument of the program is, one of the above
-
-`at` are the iterations of the loops around the stage, -1 for one whose length the data decide.
+allowed mean of one array would be a mean of another, or of one row. So a program declares them, all
+inputs of a stage together: where the data decide between branches, one alternative for each way
+that the run can take, and not for each input what it can be in any of them.
 """
 
 import functools
@@ -23,11 +13,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Source = list[Any]  # of the above; as the server names one, with a name of a constant or kept value
-At = list[int]
-DECIDED = -1  # the iteration of a loop whose length the data decide: nobody counts them
+from fedgrad.federation.errors import FederationError
+from fedgrad.federation.sources import (
+    ARGUMENT,
+    DECIDED,
+    INPUT,
+    NAMED,
+    Source,
+    check_source,
+    is_number,
+    is_source,
+    resolved,
+    roots,
+)
 
-_EXACT = ("data", "rows", "count", "offset", "index")
+At = list[int]
+Alternative = list[Source]  # of each own input of a stage
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Origin:
     stage: int
     output: int
     at: tuple[int, ...]
-    roots: tuple[str, ...]
+    roots: tuple[tuple[str, ...], ...]  # of each argument
 
     @property
     def text(self) -> str:
@@ -49,25 +50,57 @@ class Origin:
     @property
     def result(self) -> Source:
         """What a program that has the value for an argument declares it to be."""
-        return ["result", self.plan, self.stage, self.output, list(self.at), list(self.roots)]
+        made_of = [list(of) for of in self.roots]
+        return ["result", self.plan, self.stage, self.output, list(self.at), made_of]
 
     @classmethod
     def read(cls, text: str) -> "Origin":
         """The origin that was written so."""
-        plan, arguments, stage, output, at, roots = json.loads(text)
-        return cls(plan, arguments, stage, output, tuple(at), tuple(roots))
+        plan, arguments, stage, output, at, made_of = json.loads(text)
+        return cls(plan, arguments, stage, output, tuple(at), tuple(map(tuple, made_of)))
 
 
 @dataclass(frozen=True)
 class Declared:
     """What a stage says of its own inputs. `plan` stands for the code of all stages of its program,
-    `arguments` for what that is run on."""
+    `arguments` for what that is run on; inputs are of these, or made by stages of the program."""
 
     plan: str
     stage: int  # its number among those of the plan
     loops: tuple[int | None, ...]  # around it: how often they run; None where the data decide
     arguments: tuple[Source, ...]
-    inputs: tuple[dict[str, list[Source]], ...]  # by iteration ("": all), what an input may be
+    inputs: dict[str, list[Alternative]]  # by iteration ("": all), what they may be together
+
+    def __post_init__(self) -> None:
+        """It may come from outside: what does not follow the grammar is no declaration."""
+        if type(self.plan) is not str or not is_number(self.stage):
+            raise FederationError(f"no stage of a plan is {self.plan!r}, {self.stage!r}")
+        if not all(n is None or is_number(n) for n in self.loops):
+            raise FederationError(f"no loops run {list(self.loops)} times")
+        for i, source in enumerate(self.arguments):
+            check_source(source, ARGUMENT, f"argument {i}")
+        if not isinstance(self.inputs, dict) or ("" in self.inputs and len(self.inputs) > 1):
+            raise FederationError("inputs are not declared by iteration")
+        for key, alternatives in self.inputs.items():
+            if key and not self._is_key(key):
+                raise FederationError(f"inputs are declared for {key!r}, which is no iteration")
+            if not isinstance(alternatives, list):
+                raise FederationError("what inputs may be is no list")
+            for alternative in alternatives:
+                if not isinstance(alternative, list):
+                    raise FederationError("what inputs may be together is no list")
+                for i, source in enumerate(alternative):
+                    check_source(source, INPUT, f"own input {i}")
+                    resolved(source, self.arguments)  # or raises
+        if len({len(a) for alternatives in self.inputs.values() for a in alternatives}) > 1:
+            raise FederationError("alternatives are of different numbers of inputs")
+
+    def _is_key(self, key: Any) -> bool:
+        try:
+            at = [int(i) for i in key.split(",")]
+        except (ValueError, AttributeError):
+            return False
+        return iteration(at) == key and self.is_iteration(at)
 
     @property
     def header(self) -> dict[str, Any]:
@@ -78,17 +111,26 @@ class Declared:
     @classmethod
     def read(cls, header: dict[str, Any]) -> "Declared":
         """From the header of a program."""
-        loops, arguments, inputs = (tuple(header[n]) for n in ("loops", "arguments", "inputs"))
-        return cls(str(header["plan"]), int(header["stage"]), loops, arguments, inputs)
+        loops, arguments = (tuple(header[name]) for name in ("loops", "arguments"))
+        return cls(header["plan"], header["stage"], loops, arguments, header["inputs"])
+
+    def takes(self, own: int) -> bool:
+        """Is it of a stage with so many own inputs?"""
+        return all(len(a) == own for alternatives in self.inputs.values() for a in alternatives)
 
     @functools.cached_property
+    def made_of(self) -> tuple[tuple[str, ...], ...]:
+        """The data that each argument is made of."""
+        return tuple(tuple(sorted(roots(source))) for source in self.arguments)
+
+    @property
     def roots(self) -> tuple[str, ...]:
         """The data of which all that the program makes is made."""
-        return tuple(sorted({root for source in self.arguments for root in roots(source)}))
+        return tuple(sorted({root for of in self.made_of for root in of}))
 
     def origin(self, output: int, at: Sequence[int]) -> Origin:
         """Of a value that this stage keeps."""
-        return Origin(self.plan, self._arguments, self.stage, output, tuple(at), self.roots)
+        return Origin(self.plan, self._arguments, self.stage, output, tuple(at), self.made_of)
 
     @functools.cached_property
     def _arguments(self) -> str:
@@ -103,101 +145,43 @@ class Declared:
             for i, n in zip(at, self.loops, strict=True)
         )
 
-    def choices(self, position: int, at: At) -> list[Source]:
-        """What an own input may be in an iteration, arguments being what they are here."""
-        by_iteration = self.inputs[position]
-        found = by_iteration[""] if "" in by_iteration else by_iteration.get(iteration(at), [])
-        return [choice for source in found for choice in _plain(source, self.arguments)]
+    def choices(self, at: At) -> list[Alternative]:
+        """What the own inputs may be in an iteration, arguments being what they are here."""
+        found = self.inputs[""] if "" in self.inputs else self.inputs.get(iteration(at), [])
+        return [[resolved(source, self.arguments) for source in one] for one in found]
 
     def allows(self, choice: Source, source: Any, origin: Callable[[str], Origin | None]) -> bool:
-        """Does a source that the server has named fit one of the choices? `origin`: of a kept
-        value, by name."""
-        if not isinstance(source, list) or not source:
-            return False
+        """Is a source that the server has named what was declared? `origin`: of a kept value, by
+        name."""
+        return is_source(source, NAMED) and self._is(choice, source, origin)
+
+    def _is(self, choice: Source, source: Source, origin: Callable[[str], Origin | None]) -> bool:
         kind, *rest = source
-        if kind in _EXACT:
-            return json.dumps(source) == json.dumps(choice)
         if kind == "constant":
-            return choice == ["constant"] and len(rest) == 1 and isinstance(rest[0], str)
-        if kind == "kept" and len(rest) == 1 and isinstance(rest[0], str):
+            return choice == ["constant"]
+        if kind == "kept":
             if choice[0] not in ("kept", "result"):
                 return False
             found = origin(rest[0])
             return found is not None and self._made(choice, found)
-        if kind == "row" and choice[0] == "row" and len(rest) == 2:
-            same = type(rest[1]) is int and rest[1] == choice[2]
-            return same and self.allows(choice[1], rest[0], origin)
-        if kind == "stack" and choice[0] == "stack" and len(rest) == 1:
-            rows, wanted = rest[0], choice[1]
-            return (
-                isinstance(rows, list)
-                and len(rows) == len(wanted)
-                and all(
-                    any(self.allows(one, row, origin) for one in choices)
-                    for row, choices in zip(rows, wanted, strict=True)
-                )
-            )
-        return False
+        if kind == "row":
+            same = choice[0] == "row" and choice[2] == rest[1]
+            return same and self._is(choice[1], rest[0], origin)
+        if kind == "stack":
+            if choice[0] != "stack" or len(choice[1]) != len(rest[0]):
+                return False
+            pairs = zip(choice[1], rest[0], strict=True)
+            return all(self._is(one, row, origin) for one, row in pairs)
+        return source == choice
 
     def _made(self, choice: Source, found: Origin) -> bool:
-        if choice[0] == "kept":
-            _, stage, output, at = choice
-            here = (self.plan, self._arguments, stage, output, tuple(at))
-            return here == (found.plan, found.arguments, found.stage, found.output, found.at)
-        _, plan, stage, output, at, made_of = choice
-        same = (plan, stage, output, tuple(at)) == (
-            found.plan,
-            found.stage,
-            found.output,
-            found.at,
-        )
-        return same and set(found.roots) <= set(made_of)
+        if choice[0] == "result":
+            return choice == found.result
+        _, stage, output, at = choice
+        here = (self.plan, self._arguments, stage, output, tuple(at))
+        return here == (found.plan, found.arguments, found.stage, found.output, found.at)
 
 
 def iteration(at: Sequence[int]) -> str:
     """The iterations of the loops around a stage, as a key."""
     return ",".join(map(str, at))
-
-
-def row(source: Source, i: int) -> list[Source]:
-    """What row i of a source may be."""
-    return list(source[1][i]) if source[0] == "stack" else [["row", source, i]]
-
-
-def roots(source: Source) -> set[str]:
-    """The data that a source is made of."""
-    kind, *rest = source
-    if kind in ("data", "rows", "count"):
-        return {json.dumps(source)}
-    if kind == "result":
-        return set(rest[4])
-    if kind == "row":
-        return roots(rest[0])
-    if kind == "stack":
-        return {root for choices in rest[0] for choice in choices for root in roots(choice)}
-    return set()
-
-
-def union(*choices: Sequence[Source]) -> list[Source]:
-    """What may be one or another. Stacks are joined row by row, so that there are never many."""
-    found: dict[str, Source] = {}
-    for choice in (choice for some in choices for choice in some):
-        key = f"stack of {len(choice[1])}" if choice[0] == "stack" else json.dumps(choice)
-        if choice[0] == "stack" and key in found:
-            rows = zip(found[key][1], choice[1], strict=True)
-            choice = ["stack", [union(a, b) for a, b in rows]]
-        found[key] = choice
-    return [found[key] for key in sorted(found)]
-
-
-def _plain(source: Source, arguments: Sequence[Source]) -> list[Source]:
-    """The choices that a source stands for when arguments are what they are."""
-    kind, *rest = source
-    if kind == "argument":
-        return [arguments[rest[0]]]
-    if kind == "row":
-        return [one for base in _plain(rest[0], arguments) for one in row(base, rest[1])]
-    if kind == "stack":
-        rows = [[p for one in choices for p in _plain(one, arguments)] for choices in rest[0]]
-        return [["stack", rows]]
-    return [source]

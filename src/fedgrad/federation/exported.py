@@ -14,9 +14,10 @@ from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.graph import read
 from fedgrad.core.placement import is_client
 from fedgrad.executors.rewrite import evaluate
-from fedgrad.federation.declared import Declared, Source
-from fedgrad.federation.errors import MissingExtra
+from fedgrad.federation.declared import Declared
+from fedgrad.federation.errors import FederationError, MissingExtra
 from fedgrad.federation.origins import Origins
+from fedgrad.federation.sources import ARGUMENT, Source, check_source
 from fedgrad.federation.stage_program import PLATFORMS, StageProgram
 from fedgrad.plan.plan import Plan
 from fedgrad.plan.stages import Exchange, Steps
@@ -40,17 +41,17 @@ class Exported:
     def __init__(self, plan: Plan, platforms: Sequence[str]) -> None:
         self.name = plan.name
         self.numbers = {x: k for k, x in enumerate(all_exchanges(plan.steps))}
-        self.modules = {x: export_stage(x, plan.name, platforms) for x in self.numbers}
         arguments = [v for v in plan.steps.inputs if is_client(v.at)]
         self.arguments = len(arguments)
-        self.origins = Origins(self.numbers)
+        self.origins = Origins(plan.name, self.numbers)
         self.origins.run(
             plan.steps,
             [
-                [["argument", arguments.index(v)]] if is_client(v.at) else None
+                ["argument", arguments.index(v)] if is_client(v.at) else None
                 for v in plan.steps.inputs
             ],
         )
+        self.modules = {x: export_stage(x, plan.name, platforms) for x in self.numbers}
         stages = [
             [len(x.down), len(x.up), self.origins.inputs(x), hashlib.sha256(code).hexdigest()]
             for x, code in self.modules.items()
@@ -68,7 +69,15 @@ class Exported:
                 '["data", "", 0] for the first array that a node has.'
             )
         if key not in self._made:
-            self._made[key] = {x: self._program(x, tuple(sources)) for x in self.numbers}
+            try:
+                for i, source in enumerate(sources):
+                    check_source(source, ARGUMENT, f"source {i}")
+                self._made[key] = {x: self._program(x, tuple(sources)) for x in self.numbers}
+            except FederationError as error:
+                raise ArgumentError.here(
+                    f"{self.name}: {error}. Name what each array at clients is on the nodes, such "
+                    'as ["data", "train", 0] for the first array of the part "train".'
+                ) from None
         return self._made[key]
 
     def _program(self, x: Exchange, sources: tuple[Source, ...]) -> StageProgram:

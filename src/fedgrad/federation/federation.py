@@ -6,9 +6,9 @@ import time
 import weakref
 from collections.abc import Callable, Collection
 
-from fedgrad.federation.declared import Source
 from fedgrad.federation.envelope import Envelope, Transport
 from fedgrad.federation.errors import FederationError
+from fedgrad.federation.sources import Source
 from fedgrad.federation.values import Remote
 
 log = logging.getLogger("fedgrad.federation")

@@ -178,14 +178,29 @@ class Node:
                 f"{name} is not run in iteration {at}: the loops around it run "
                 f"{list(declared.loops)} times"
             )
+        alternatives = declared.choices(at)
+        fit = [
+            [
+                declared.allows(choice, source, self._origin)
+                for choice, source in zip(alternative, sources, strict=True)
+            ]
+            for alternative in alternatives
+        ]
+        if any(map(all, fit)):
+            return
         for i, source in enumerate(sources):
-            choices = declared.choices(i, at)
-            if not any(declared.allows(choice, source, self._origin) for choice in choices):
+            if not any(fits[i] for fits in fit):
+                choices = dict.fromkeys(json.dumps(one[i]) for one in alternatives)
                 raise Refusal(
                     f"{name} declares that input {program.sent + i} comes from "
-                    f"{' or '.join(map(json.dumps, choices)) or 'nowhere'}, and the server has "
+                    f"{' or '.join(choices) or 'nowhere'}, and the server has "
                     f"named {json.dumps(source)}{self._made(source)}"
                 )
+        raise Refusal(
+            f"{name} declares that its inputs from {program.sent} on come together from "
+            f"{' or '.join(map(json.dumps, alternatives)) or 'nowhere'}, and the server has named "
+            f"{json.dumps(sources)}"
+        )
 
     def _origin(self, name: str) -> Origin:
         text = self.memory.origin(KEPT + name)
@@ -221,7 +236,10 @@ class Node:
                 raise FederationError("this client has no index")
             return np.int32(index)
         if kind == "row":
-            return self._find(rest[0], index, dtype)[rest[1]]
+            rows = self._find(rest[0], index, dtype)
+            if rest[1] >= (np.shape(rows) or (0,))[0]:  # JAX would give the last one
+                raise FederationError(f"the value here has no row {rest[1]}: {json.dumps(source)}")
+            return rows[rest[1]]
         if kind == "stack":
             return jnp.stack([jnp.asarray(self._find(part, index, dtype)) for part in rest[0]])
         if kind == "constant":

@@ -44,7 +44,7 @@ class StageProgram:
     @functools.cached_property
     def content(self) -> bytes:
         """The program as bytes."""
-        head = {"fedgrad": 2, "name": self.name, "sent": self.sent, "summed": self.summed}
+        head = {"fedgrad": 3, "name": self.name, "sent": self.sent, "summed": self.summed}
         head |= self.declared.header
         return json.dumps(head, sort_keys=True).encode() + b"\n" + self.module
 
@@ -110,7 +110,7 @@ def _read(content: bytes) -> StageProgram:
     head, _, module = content.partition(b"\n")
     try:
         fields = json.loads(head)
-        if fields["fedgrad"] != 2:
+        if fields["fedgrad"] != 3:
             raise FederationError("the program is of another version of fedgrad")
         program = StageProgram(
             str(fields["name"]),
@@ -125,7 +125,7 @@ def _read(content: bytes) -> StageProgram:
     except Exception as error:  # whatever a deserialiser raises on bytes that are not a program
         raise FederationError(f"the bytes are not a program ({type(error).__name__})") from None
     sound = 0 <= program.sent <= sent and 0 <= program.summed <= summed
-    sound &= len(program.declared.inputs) == sent - program.sent
+    sound &= program.declared.takes(sent - program.sent)
     if not sound or program.content != content:  # what is digested is all there is
         raise FederationError("the program's header does not fit its code")
     return program

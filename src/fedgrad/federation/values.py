@@ -9,14 +9,14 @@ import jax
 import numpy as np
 
 from fedgrad.core.cohort import Cohort
-from fedgrad.federation.declared import Source
 from fedgrad.federation.errors import FederationError
 from fedgrad.federation.exported import to_data
+from fedgrad.federation.sources import Source, row
 
 
 @dataclass(frozen=True, eq=False)
 class Remote:
-    """Where every client finds its value: a source that nodes understand (see `declared`)."""
+    """Where every client finds its value: a source that nodes understand (see `sources`)."""
 
     source: list[Any]
     constants: dict[str, Any] = field(default_factory=dict)  # by digest, those of the source
@@ -33,14 +33,14 @@ class Remote:
         """Row i of each client's array."""
         if self.source[0] == "stack":
             return self.holds[i]
-        made = ["row", self.declared, i]
-        return Remote(["row", self.source, i], self.constants, (self,), made=made)
+        made = row(self.declared, i)
+        return Remote(row(self.source, i), self.constants, (self,), made=made)
 
 
 def stacked(rows: Sequence[Remote]) -> Remote:
     """Each client's rows as one array."""
     constants = {digest: x for row in rows for digest, x in row.constants.items()}
-    made = ["stack", [[row.declared] for row in rows]]
+    made = ["stack", [row.declared for row in rows]]
     return Remote(["stack", [row.source for row in rows]], constants, tuple(rows), made=made)
 
 
