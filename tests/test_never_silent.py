@@ -224,6 +224,16 @@ def test_weights(x, w, wanted, executor):
     np.testing.assert_allclose(found, wanted)
 
 
+CONSTANT = {"a number": 2.0, "an integer": 2, "a flag": True, "an array": np.array(2.0)}
+
+
+@every_mode
+@pytest.mark.parametrize("weight", CONSTANT.values(), ids=CONSTANT)
+def test_constant_weights(weight, mode):
+    program = fg.program(lambda x, z: fg.mean(jnp.sum(fg.broadcast(x) * z), weights=weight), z=C)
+    np.testing.assert_allclose(fg.grad(program, mode=mode)(X, Z), Z.mean(0))
+
+
 # --- complex results ----------------------------------------------------------------------------
 
 COMPLEX = {

@@ -58,7 +58,8 @@ def masks(
         add(value, None)
     for line in reversed(lines):
         if line.eqn.primitive in (counted_p, source_p):
-            add(line.inputs[0], {line.inputs[1]})
+            value, counts = line.inputs
+            add(value, {counts} if isinstance(counts, Key) else None)
         elif line.eqn.primitive is not broadcast_p:  # what is sent is the server's
             for part in [None] if line.speaks else [into[y] for y in line.outputs if y in into]:
                 for value in line.inputs:
