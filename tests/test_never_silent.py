@@ -273,7 +273,6 @@ def test_a_complex_result_keeps_its_imaginary_part(program, plain, mode):
 
 OF_EACH = {  # what a client returns: it is each client's, also if it is a constant
     "zeros like its own": lambda z: jnp.zeros_like(z),
-    "beside its own": lambda z: (z * 2, jnp.ones((2,))),
     "in a tree": lambda z: {"state": jnp.zeros_like(z), "step": jnp.zeros((), int)},
 }
 
@@ -286,9 +285,11 @@ def test_constants_of_clients_have_the_client_axis(fun, executor):
 
 
 @every_executor
-def test_constants_beside_a_sum_are_the_servers(executor):
-    found = fg.program(lambda z: (fg.sum(z), jnp.zeros(2)), z=C).on(executor)(Z)
-    assert found[1].shape == (2,)
+@pytest.mark.parametrize("other", [fg.sum, lambda z: z * 2], ids=["a sum", "a client's value"])
+def test_constants_beside_something_else_are_the_servers(other, executor):
+    program = fg.program(lambda z: (other(z), jnp.zeros(2), fg.broadcast(jnp.zeros(2))), z=C)
+    _, ours, theirs = program.on(executor)(Z)
+    assert ours.shape == (2,) and theirs.shape == (N, 2)  # it was sent to them
 
 
 WITHOUT_SLOPE = {

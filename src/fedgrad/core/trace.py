@@ -85,10 +85,11 @@ def trace(program: Program, arguments: Arguments) -> Traced:
 
 
 def _constants_placed(graph: Graph, program: Program) -> Graph:
-    """A constant that is returned (zeros like a client's value) is the server's, if the server does
-    anything at all, and else each client's."""
+    """A constant that is returned is the server's. But where the server does nothing at all and
+    nothing else is returned (zeros like a client's value, say), it is each client's."""
     places = {v.at for v in graph.inputs} | {v.at for e in graph.equations for v in e.outputs}
-    if SERVER in places or len(program.client_placements) != 1:
+    beside = any(v.at != ANYWHERE for v in graph.outputs)
+    if SERVER in places or beside or len(program.client_placements) != 1:
         return graph
     (at,) = program.client_placements
     copies = {
@@ -96,9 +97,8 @@ def _constants_placed(graph: Graph, program: Program) -> Graph:
             jax_primitives.copy_p, {}, (v,), (Value(v.aval, at, v.origin),), at, current_source()
         )
         for v in graph.outputs
-        if v.at == ANYWHERE
     }
-    outputs = tuple(copies[v].outputs[0] if v in copies else v for v in graph.outputs)
+    outputs = tuple(copies[v].outputs[0] for v in graph.outputs)
     equations = (*graph.equations, *copies.values())
     return dataclasses.replace(graph, equations=equations, outputs=outputs)
 
