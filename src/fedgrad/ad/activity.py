@@ -5,6 +5,7 @@ A value is active if it depends on what is differentiated and influences what is
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -13,6 +14,11 @@ from fedgrad.core.primitives import jax_primitives, primitives_inside
 from fedgrad.plan.stages import Exchange, Loop, Steps
 
 Unit = Exchange | Loop  # what gets a rule of its own: one round with one placement, or a loop
+
+
+def is_float(x: Any) -> bool:
+    """Can this array, or what stands for one, have a derivative?"""
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
 
 
 def differentiable(value: Value) -> bool:

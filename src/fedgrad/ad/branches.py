@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.ad.activity import is_float
+
 Branch = Callable[[list[Any]], list[Any]]
 
 
@@ -61,7 +63,7 @@ def pulled_cond(
         else:
             ways = [partial(back_again, half) for half in halves]
         pulled = iter(jax.lax.switch(index, ways, kept, slopes))
-        return _zero(index), [next(pulled) if _moves(x) else _zero(x) for x in operands]
+        return _zero(index), [next(pulled) if is_float(x) else _zero(x) for x in operands]
 
     cond.defvjp(forward, backward)
     return cond(index, operands)
@@ -73,15 +75,11 @@ def _halves(branch: Branch, operands: list[Any]) -> tuple[list[Any], Any]:
 
     def run(xs: list[Any]) -> tuple[list[Any], list[Any]]:
         rest = iter(xs)
-        outputs = branch([next(rest) if _moves(x) else x for x in operands])
-        return [y for y in outputs if _moves(y)], outputs
+        outputs = branch([next(rest) if is_float(x) else x for x in operands])
+        return [y for y in outputs if is_float(y)], outputs
 
-    _, pull, outputs = jax.vjp(run, [x for x in operands if _moves(x)], has_aux=True)
+    _, pull, outputs = jax.vjp(run, [x for x in operands if is_float(x)], has_aux=True)
     return outputs, pull
-
-
-def _moves(x: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
 
 
 def _zero(x: Any) -> Any:

@@ -83,11 +83,7 @@ def _by_rules(subject: Subject, rule_of: RuleOf, back: bool) -> Callable[[list[A
 def _one_way(
     subject: Subject, inputs: list[Any], run: Callable[[list[Any]], list[Array]], forward: bool
 ) -> tuple[list[Array], Blocks]:
-    def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        outputs = run(_replaced(inputs, subject.wrt, xs))
-        return [outputs[j] for j in subject.results], outputs
-
-    xs = [inputs[i] for i in subject.wrt]
+    fun, xs = _of_inputs(subject, inputs, run)
     if forward:
         _refuse_forward_by_clients(subject)
         _, blocks, outputs = push_basis(fun, xs)
@@ -104,13 +100,21 @@ def pulled_back(
     special = any(_has_cond(unit) for _, unit in subject.units)
     run = _by_rules(subject, lambda unit: "pull", back=True) if special else _original(subject)
 
+    fun, xs = _of_inputs(subject, inputs, run)
+    _, pull, outputs = jax.vjp(fun, xs, has_aux=True)
+    return outputs, _at_home(subject, xs, pull(cotangents)[0])
+
+
+def _of_inputs(
+    subject: Subject, inputs: list[Any], run: Callable[[list[Any]], list[Array]]
+) -> tuple[Callable[[list[Array]], tuple[list[Array], list[Array]]], list[Array]]:
+    """(the results, all outputs) as a function of the differentiated inputs; and those."""
+
     def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
         outputs = run(_replaced(inputs, subject.wrt, xs))
         return [outputs[j] for j in subject.results], outputs
 
-    xs = [inputs[i] for i in subject.wrt]
-    _, pull, outputs = jax.vjp(fun, xs, has_aux=True)
-    return outputs, _at_home(subject, xs, pull(cotangents)[0])
+    return fun, [inputs[i] for i in subject.wrt]
 
 
 def _at_home(subject: Subject, xs: list[Array], row: Sequence[Array]) -> list[Array]:

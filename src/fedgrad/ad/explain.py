@@ -83,12 +83,12 @@ class Explanation:
         for row in self.rows:
             style = "bold green" if row.mode == "auto" else "" if row.allowed else "dim red"
             rows.add_row(*_cells(row.mode, row.plan, row), style=style)
-        note = text.Text(
+        note = (
             "scalars (bytes) per client; again: who is addressed in more than one round; memory: "
             "of a client between rounds; server: what it holds at once (estimated)"
         )
         return Group(
-            rows, text.Text(self.reason), text.Text(self.server), text.Text(note.plain, style="dim")
+            rows, text.Text(self.reason), text.Text(self.server), text.Text(note, style="dim")
         )
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.ad.activity import is_float
 from fedgrad.ad.derivative import Blocks, derivative
 from fedgrad.ad.local import impossible
 from fedgrad.ad.planner import CostModel, choose
@@ -214,10 +215,6 @@ def argument_names(program: Program, argnums: Argnums) -> tuple[tuple[str, ...],
     if len(set(names)) != len(names) or not names:
         raise ArgumentError.here(f"name each argument to differentiate by once: {names}.")
     return tuple(names), single
-
-
-def is_float(x: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
 
 
 def _aval(leaf: Any) -> Any:

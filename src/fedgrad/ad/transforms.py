@@ -13,9 +13,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from fedgrad.ad.activity import is_float
 from fedgrad.ad.derivative import like, pulled_back
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.request import Argnums, Request, argument_names, is_float
+from fedgrad.ad.request import Argnums, Request, argument_names
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.placement import Placement
 from fedgrad.core.program import Program
