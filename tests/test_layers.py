@@ -18,6 +18,7 @@ LAYERS = [
     {"algorithms"},
     {"training"},
     {"tasks"},
+    {"show"},
     {"experiments", "report"},
     {"cli", "__main__"},
 ]
