@@ -14,7 +14,7 @@ from jax import lax
 from fedgrad.core.primitives import inner_jaxprs, jax_primitives
 from fedgrad.executors import convolutions
 from fedgrad.executors.convolutions import as_matmul, default_rules
-from fedgrad.executors.rewrite import run
+from fedgrad.core.evaluate import run
 
 conv_p = jax_primitives.conv_general_dilated_p
 RULES = {conv_p: as_matmul}
