@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from fedgrad.algorithms.hyper import with_schedules
-from fedgrad.core.cohort import Population
+from fedgrad.clients.cohort import Population
 from fedgrad.core.program import Program
 
 
