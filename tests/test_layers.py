@@ -19,6 +19,7 @@ LAYERS = [
     {"algorithms"},
     {"training"},
     {"tasks"},
+    {"show"},
     {"experiments", "report"},
     {"cli", "__main__"},
 ]

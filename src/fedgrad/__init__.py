@@ -1,7 +1,6 @@
 """Federated automatic differentiation on JAX."""
 
 from fedgrad import executors, federation, tasks
-from fedgrad.ad.explain import explain
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.transforms import grad, jacobian, jvp, value_and_grad, vjp
 from fedgrad.algorithms import hyper
@@ -38,7 +37,9 @@ from fedgrad.core.errors import (
 from fedgrad.core.operations import broadcast, client_key, mean, sum
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
-from fedgrad.plan.plan import Plan, plan
+from fedgrad.plan.audit import Audit
+from fedgrad.plan.plan import Plan, Traffic, plan
+from fedgrad.show.explain import Explanation, explain
 from fedgrad.training.evaluation import evaluation
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.search import log_uniform, random_search, successive_halving, uniform
