@@ -24,9 +24,10 @@ if not ALONE:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(ADDRESS, PROCESSES, NUMBER, coordinator_bind_address=ADDRESS)
 
+from fedgrad.plan.stages import exchanges  # noqa: E402
+
 import conftest  # noqa: E402, F401
 import fedgrad as fg  # noqa: E402
-from fedgrad.plan.stages import exchanges  # noqa: E402
 from programs import TABLE, assert_same  # noqa: E402
 from test_derivatives import IMPOSSIBLE, MODES, derived, scalar  # noqa: E402
 from test_ragged import W, expected, make_clients, training  # noqa: E402
@@ -86,7 +87,7 @@ def run_case(program, args):
         )
         for name, arg in zip(program.signature.parameters, args, strict=True)
     ]
-    messages = sum(bool(x.up) for _, x, _ in exchanges(fg.plan(program, *args).steps))
+    messages = sum(bool(x.up) for _, x, _ in exchanges(fg.plan(program, *args).graph))
     compiled = jax.jit(program).lower(*args).compile()
     return jax.device_get(compiled(*args)), messages, collectives(compiled)
 

@@ -257,7 +257,9 @@ def current_source() -> Any:
 @contextlib.contextmanager
 def at_source(source: Any) -> Iterator[None]:
     """Equations made here belong to the user's line `source`, if one is known."""
-    with contextlib.nullcontext() if source is None else source_info_util.user_context(
-        source.traceback
+    with (
+        contextlib.nullcontext()
+        if source is None
+        else source_info_util.user_context(source.traceback)
     ):
         yield

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.core.control import cond_of, scan_of
+from fedgrad.core.evaluate import Rule, Rules, run
 from fedgrad.core.graph import Equation
 from fedgrad.core.primitives import JaxprEqn, Literal, inner_jaxprs, jax_primitives
-from fedgrad.core.evaluate import Rule, Rules, run
 
 
 def early_exit(inside: Rules) -> Rule:

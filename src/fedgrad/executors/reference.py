@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.arguments import read_arguments
 from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
 from fedgrad.core.graph import Exchange, Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
-from fedgrad.core.trace import read_arguments
 from fedgrad.executors.clients import wide
 from fedgrad.executors.walk import InPython
 from fedgrad.plan.plan import make_plan

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.control import Scan
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import AT_CLIENT, TO_RUN, Rules, evaluate, read
@@ -14,7 +15,6 @@ from fedgrad.core.graph import Equation, Exchange
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import jax_primitives
 from fedgrad.core.program import Program
-from fedgrad.core.trace import Arguments, read_arguments
 from fedgrad.executors.clients import Clients, Work, map_sum
 from fedgrad.executors.convolutions import default_rules
 from fedgrad.executors.devices import Devices

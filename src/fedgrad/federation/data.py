@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.core.examples import spare_rows
+from fedgrad.clients.examples import spare_rows
 from fedgrad.federation.errors import FederationError
 
 

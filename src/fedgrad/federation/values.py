@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from fedgrad.core.cohort import Cohort
+from fedgrad.clients.cohort import Cohort
 from fedgrad.federation.errors import FederationError
 from fedgrad.federation.exported import to_data
 from fedgrad.federation.sources import Source, row

@@ -22,7 +22,9 @@ def memory(graph: Graph) -> int:
     """Bytes that the server holds at once, at most."""
 
     def of(graph: Graph, inside: list[list[float]]) -> float:
-        events = [_event(e, max(b, default=0)) for e, b in zip(graph.equations, inside, strict=True)]
+        events = [
+            _event(e, max(b, default=0)) for e, b in zip(graph.equations, inside, strict=True)
+        ]
         return _peak(events, _at_server(graph.inputs), _at_server(graph.outputs), lambda v: v.bytes)
 
     return int(fold(graph, of))
@@ -32,7 +34,9 @@ def work(graph: Graph) -> int:
     """Operations on numbers that the server does."""
 
     def of(graph: Graph, inside: list[list[float]]) -> float:
-        pairs = [p for p in zip(graph.equations, inside, strict=True) if not isinstance(p[0], Round)]
+        pairs = [
+            p for p in zip(graph.equations, inside, strict=True) if not isinstance(p[0], Round)
+        ]
         return sum(repeated(e, bodies) if bodies else _work(e) for e, bodies in pairs)
 
     return int(fold(graph, of))
