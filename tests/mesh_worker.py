@@ -24,10 +24,9 @@ if not ALONE:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(ADDRESS, PROCESSES, NUMBER, coordinator_bind_address=ADDRESS)
 
-from fedgrad.plan.stages import exchanges  # noqa: E402
-
 import conftest  # noqa: E402, F401
 import fedgrad as fg  # noqa: E402
+from fedgrad.plan.traffic import exchanges  # noqa: E402
 from programs import TABLE, assert_same  # noqa: E402
 from test_derivatives import IMPOSSIBLE, MODES, derived, scalar  # noqa: E402
 from test_ragged import W, expected, make_clients, training  # noqa: E402

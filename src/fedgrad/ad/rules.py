@@ -22,8 +22,8 @@ from fedgrad.core.evaluate import Env, evaluate, read
 from fedgrad.core.graph import Exchange
 from fedgrad.core.primitives import broadcast_p, sum_p, where
 
-# How an exchange is evaluated, so that JAX will differentiate it by the rule: (the exchange, what is
-# sent, what clients have of their own, what they have computed before) -> its outputs.
+# How an exchange is evaluated, so that JAX will differentiate it by the rule: (the exchange, what
+# is sent, what clients have of their own, what they have computed before) -> its outputs.
 Evaluation = Callable[[Exchange, Sequence[Any], Sequence[Any], Env], list[Any]]
 
 

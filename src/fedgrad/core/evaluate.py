@@ -85,7 +85,7 @@ def _rebuilt(eqn: Equation | JaxprEqn, inputs: list[Any], rules: Rules) -> list[
     loop = control(eqn.primitive, eqn.params)
     if loop is None:
         return bind(eqn.primitive, eqn.params, inputs)
-    return loop.rebuilt(inputs, [lambda xs, b=body: run(b, xs, rules) for body in loop.bodies])
+    return loop.rebuilt(inputs, [functools.partial(run, b, rules=rules) for b in loop.bodies])
 
 
 def _as_it_is(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:

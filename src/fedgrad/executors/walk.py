@@ -37,7 +37,7 @@ class Walk(ABC):
         return [y for x, sent, own in equation.split(inputs) for y in self.exchange(x, sent, own)]
 
     def placed(self, values: Sequence[Value], xs: Sequence[Any], at: Sequence[str]) -> list[Any]:
-        """Values in the form in which their places want them: a constant may be wanted at clients."""
+        """Values in the form that their places want: a constant may be wanted at clients."""
         return [
             self.at_clients(x, place) if is_client(place) and not is_client(v.at) else x
             for v, x, place in zip(values, xs, at, strict=True)

@@ -38,7 +38,7 @@ class Call(InPython):
         """All exchanges of a round are one message."""
         works = [self.work(*part) for part in equation.split(inputs)]
         self.waiting += works
-        answers = [[] for _ in works]
+        answers: list[Any] = [[] for _ in works]
         if equation.speaks:
             answers = self.send()[-len(works) :]
         return [

@@ -6,9 +6,9 @@ A sum travels in the earliest round that can carry it, a broadcast in the latest
 needed, so there are as few rounds as the data allow and nothing is sent to be kept. Everything
 that goes the same way in the same round is one message, and a value is sent once.
 
-The law of this pass: evaluating the equations in order computes the graph's outputs; they are rounds,
-loops whose bodies are such graphs, and equations of the server; and a client stage reads only the
-client's own arguments, what it was sent in this round, and what it remembers.
+The law of this pass: evaluating the equations in order computes the graph's outputs. They are
+rounds, loops whose bodies are such graphs, and equations of the server; and a client stage reads
+only the client's own arguments, what it was sent in this round, and what it remembers.
 """
 
 import dataclasses
