@@ -885,6 +885,20 @@ def test_names_of_hyperparameters():
     assert algorithm.hyper["client"]["learning_rate"]["w"] == 0.2
 
 
+def test_an_algorithm_starts_with_other_hyperparameters():
+    """Some by dotted name, or nested as they are; the rest stay."""
+    algorithm = fg.fed_avgm(loss)
+    for given in ({"server.momentum": 0.5}, {"server": {"momentum": 0.5}}):
+        other = algorithm.starting(given)
+        assert other.hyper["server"] == {"learning_rate": 1.0, "momentum": 0.5}
+        assert other.hyper["client"] == algorithm.hyper["client"]
+        assert other.round is algorithm.round
+    counted = algorithm.starting({"client.learning_rate": decay(0.1)})
+    assert counted.init(as_params(START)).rounds == 0
+    with pytest.raises(fg.ArgumentError, match=r"'server\.momentum'"):
+        algorithm.starting({"server": {"momentun": 0.5}})
+
+
 def test_what_is_no_float_is_no_hyperparameter():
     made = fg.optimizer(optax.adam, learning_rate=1, b1=0.5, nesterov=True, mu_dtype=jnp.float32)
     assert made.hyper == {"learning_rate": 1.0, "b1": 0.5}

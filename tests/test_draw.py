@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import fedgrad as fg
-from fedgrad.plan.draw import svg
-from fedgrad.plan.layout import Round, Size, frames, outline
-from fedgrad.plan.text import columns, rounds, text, totals
+from fedgrad.show.draw import svg
+from fedgrad.show.layout import Round, Size, frames, outline
+from fedgrad.show.text import columns, rounds, text, totals
 
 TRAIN, EVAL, AUDIT = (fg.Placement(name) for name in ("train", "eval", "audit"))
 

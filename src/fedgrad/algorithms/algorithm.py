@@ -1,12 +1,13 @@
 """What an algorithm is: two pure functions, and hyperparameters that are passed, never captured."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from fedgrad.algorithms.hyper import replace as replaced
 from fedgrad.algorithms.hyper import with_schedules
-from fedgrad.core.cohort import Population
+from fedgrad.clients.cohort import Population
 from fedgrad.core.program import Program
 
 
@@ -36,9 +37,8 @@ class Algorithm:
         state, metrics = algorithm.round(state, algorithm.hyper, cohort, key)
 
     `round` is a `fg.Program`, so it can be planned, drawn, differentiated and run anywhere. Every
-    state has the model as `state.params`. `hyper` is a nested dict of numbers, the defaults; a
-    function of the round number in it is a schedule. `dataclasses.replace(algorithm, hyper=...)`
-    has other defaults.
+    state has the model as `state.params`. `hyper` is a nested dict of numbers, those that it starts
+    with; a function of the round number in it is a schedule. See `starting` for other ones.
     """
 
     init: Init
@@ -56,3 +56,8 @@ class Algorithm:
         init = self.init.init if isinstance(self.init, _WithDefault) else self.init
         object.__setattr__(self, "hyper", hyper)
         object.__setattr__(self, "init", _WithDefault(init, hyper))
+
+    def starting(self, hyper: Mapping[str, Any]) -> "Algorithm":
+        """The algorithm with other hyperparameters to start with: all of them or only some, nested
+        or by dotted name, `algorithm.starting({"server.learning_rate": 0.5})`."""
+        return replace(self, hyper=replaced(self.hyper, hyper))

@@ -109,9 +109,10 @@ def require_number(name: str, leaf: Any, done: str) -> None:
 
 
 def replace(hyper: Any, values: Mapping[str, Any]) -> Any:
-    """The hyperparameters with some of them changed, by dotted name; a function of the round
-    number is a schedule."""
+    """The hyperparameters with some of them changed, by dotted name or nested as they are; a
+    function of the round number is a schedule."""
     known, tree = _flatten(hyper)
+    values, _ = _flatten(dict(values))
     for name in values:
         if name not in known:
             raise ArgumentError.here(

@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fedgrad.ad.explain import explain
 from fedgrad.ad.planner import CostModel
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.program import Program
+from fedgrad.show.explain import explain
 
 EXPLAIN = """\
 Show what differentiating a program costs, mode by mode, before anything runs.

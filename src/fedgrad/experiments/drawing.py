@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedgrad.experiments.results import ExperimentError
-from fedgrad.plan.pen import INK
+from fedgrad.show.pen import INK
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The plan: stages, messages, what they cost, what they reveal, and how they look."""
+"""The plan: stages, messages, what they cost and what they reveal."""

@@ -1,13 +1,13 @@
 """What leaves clients: only sums can, and here they are all listed, with what is plain to see."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedgrad.core.misuse import describe
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import where
 from fedgrad.plan.exposure import can_dominate, traits
-from fedgrad.plan.plan import Plan, exchanges
-from fedgrad.plan.stages import Steps
+from fedgrad.plan.stages import Steps, exchanges
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Audit:
         return "\n".join([*lines, *(f"! {finding}" for finding in self.findings)])
 
 
-def audit(plan: Plan) -> Audit:
+def audit(steps: Steps, clients: Mapping[str, int]) -> Audit:
     releases = []
-    for number, x, _ in exchanges(plan.steps):
-        known = traits(x, plan.steps.indices.values())
+    for number, x, _ in exchanges(steps):
+        known = traits(x, steps.indices.values())
         for sent, _ in x.up:
             trait = known[sent]
             releases.append(
@@ -80,7 +80,7 @@ def audit(plan: Plan) -> Audit:
                     str(sent.aval.dtype),
                     sent.size,
                     where(sent.origin[1]) if isinstance(sent.origin, tuple) else describe(sent),
-                    plan.clients[x.placement],
+                    clients[x.placement],
                     trait.raw,
                     trait.indexed,
                     can_dominate(sent, trait),
@@ -89,9 +89,9 @@ def audit(plan: Plan) -> Audit:
     alone = [
         f"{placement} is one client, so its sum is that client's own value"
         for placement in dict.fromkeys(r.placement for r in releases)
-        if plan.clients[placement] == 1
+        if clients[placement] == 1
     ]
-    return Audit(tuple(releases), tuple([*_leaks(plan.steps), *alone]))
+    return Audit(tuple(releases), tuple([*_leaks(steps), *alone]))
 
 
 def _leaks(steps: Steps) -> list[str]:

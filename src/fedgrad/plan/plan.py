@@ -2,18 +2,20 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
-from fedgrad.core.trace import Arguments, read_arguments, trace
+from fedgrad.core.trace import trace
 from fedgrad.plan import server
+from fedgrad.plan.audit import Audit, audit
 from fedgrad.plan.cut import cut
-from fedgrad.plan.stages import Exchange, Loop, Steps
+from fedgrad.plan.stages import Exchange, Loop, Steps, exchanges
 
 
 @dataclass(frozen=True)
@@ -107,17 +109,13 @@ class Plan:
         """Operations on numbers that the server does: an estimate from the shapes."""
         return server.work(self.steps)
 
-    def audit(self) -> Any:
+    def audit(self) -> Audit:
         """Every value that leaves a client, in which round, through which sum."""
-        from fedgrad.plan.audit import audit
-
-        return audit(self)
+        return audit(self.steps, self.clients)
 
     def draw(self, path: str | None = None) -> str:
         """The federated graph as SVG; written to `path` if given."""
-        from fedgrad.plan.draw import svg
-
-        picture = svg(self)
+        picture = _looks["svg"](self)
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(picture)
@@ -127,9 +125,15 @@ class Plan:
         return self.draw()
 
     def __str__(self) -> str:
-        from fedgrad.plan.text import text
+        return _looks["text"](self)
 
-        return text(self)
+
+_looks: dict[str, Callable[[Plan], str]] = {}
+
+
+def install_looks(text: Callable[[Plan], str], svg: Callable[[Plan], str]) -> None:
+    """Called once, by fedgrad.show: a plan is data and does not know how it is shown."""
+    _looks.update(text=text, svg=svg)
 
 
 def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
@@ -154,23 +158,6 @@ def make_plan(program: Program, arguments: Arguments, recompute: bool = False) -
         again,
         traced.graph.opened,
     )
-
-
-def exchanges(
-    steps: Steps, first: int = 1, times: int | None = 1
-) -> Iterator[tuple[int, Exchange, int | None]]:
-    """Every exchange that sends something: (number of its round, the exchange, how often)."""
-    number = first
-    for step in steps.steps:
-        speaking = [x for x in step.exchanges if x.speaks]
-        yield from ((number, x, times) for x in speaking)
-        number += bool(speaking)
-        for loop in step.loops:
-            inner = None if times is None or loop.times is None else times * loop.times
-            for body in loop.bodies:
-                found = list(exchanges(body, number, inner))
-                yield from found
-                number = max([number, *(n + 1 for n, _, _ in found)])
 
 
 def total(

@@ -1,6 +1,7 @@
 """A plan as data: steps, and in them exchanges with clients, loops, and the server's work."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fedgrad.core.control import Control, While, control
@@ -93,3 +94,20 @@ class Steps:
     steps: tuple[Step, ...]
     outputs: tuple[Value, ...]
     indices: dict[str, Value] = field(default_factory=dict)
+
+
+def exchanges(
+    steps: Steps, first: int = 1, times: int | None = 1
+) -> Iterator[tuple[int, Exchange, int | None]]:
+    """Every exchange that sends something: (number of its round, the exchange, how often)."""
+    number = first
+    for step in steps.steps:
+        speaking = [x for x in step.exchanges if x.speaks]
+        yield from ((number, x, times) for x in speaking)
+        number += bool(speaking)
+        for loop in step.loops:
+            inner = None if times is None or loop.times is None else times * loop.times
+            for body in loop.bodies:
+                found = list(exchanges(body, number, inner))
+                yield from found
+                number = max([number, *(n + 1 for n, _, _ in found)])

@@ -9,8 +9,8 @@ from importlib import resources
 from xml.etree import ElementTree
 
 from fedgrad.core.errors import FederatedError
-from fedgrad.plan.pen import INK
 from fedgrad.report.markup import Content, Html, element, join
+from fedgrad.show.pen import INK
 
 
 class ReportError(FederatedError):

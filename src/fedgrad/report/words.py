@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedgrad.plan.layout import Size
+from fedgrad.show.layout import Size
 
 
 def number(value: float | None) -> str:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.cohort import Cohort
+from fedgrad.clients.cohort import Cohort
 from fedgrad.core.errors import ArgumentError, CohortError, nearest
 from fedgrad.federation.protocol.data import decoded
 from fedgrad.federation.protocol.envelope import Envelope

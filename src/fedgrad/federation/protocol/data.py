@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.clients.examples import spare_rows
 from fedgrad.core.errors import ArgumentError, nearest
-from fedgrad.core.examples import spare_rows
 from fedgrad.federation.protocol.errors import FederationError
 
 

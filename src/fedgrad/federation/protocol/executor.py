@@ -9,11 +9,11 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.cohort import Cohort
+from fedgrad.clients.cohort import Cohort
+from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.errors import ArgumentError, CohortError, PlanError, nearest
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
-from fedgrad.core.trace import Arguments, read_arguments
 from fedgrad.federation.protocol.attendance import Attendance, examples, values
 from fedgrad.federation.protocol.call import Call
 from fedgrad.federation.protocol.envelope import Transport, connect

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.core.cohort import Cohort
+from fedgrad.clients.cohort import Cohort
 from fedgrad.core.errors import CohortError
 from fedgrad.federation.protocol.values import choose
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from fedgrad.core.cohort import Cohort
+from fedgrad.clients.cohort import Cohort
 from fedgrad.federation.protocol.errors import FederationError
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.sources import Source, row

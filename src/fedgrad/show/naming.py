@@ -20,7 +20,7 @@ _MACHINERY = (
     os.path.dirname(jax.__file__) + os.sep,
     os.path.dirname(os.__file__) + os.sep + "functools.py",
     os.path.dirname(os.__file__) + os.sep + "contextlib.py",
-    *(_ROOT + layer + os.sep for layer in ("core", "plan", "ad", "executors")),
+    *(_ROOT + layer + os.sep for layer in ("core", "plan", "ad", "executors", "show")),
 )
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.shuffle import permuted
+from fedgrad.clients.shuffle import permuted
 
 Carry = TypeVar("Carry")
 

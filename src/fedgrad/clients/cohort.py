@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.clients.examples import Examples, spare_rows
+from fedgrad.core.arguments import ClientData, Seen, Shared
 from fedgrad.core.errors import CohortError
-from fedgrad.core.examples import Examples, spare_rows
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Cohort:
+class Cohort(ClientData):
     """A choice of clients from a population. A program's client code sees each as `fg.Examples`.
 
     It holds the population's store (not a copy) and three small vectors, so a new cohort of the
@@ -31,12 +32,18 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.count)
 
+    def seen(self, where: str) -> Seen:
+        """Each client has a view of the store, which all of them share."""
+        store = jax.tree.map(Shared, self.store)
+        view = Examples(store, self.offset, self.count, self.capacity)
+        return Seen(view, self.index, self.count)
+
     def __repr__(self) -> str:
         return f"Cohort({len(self)} clients of at most {self.capacity} examples)"
 
 
 @dataclass(frozen=True, repr=False)
-class Population:
+class Population(ClientData):
     """All clients, their examples stored once. Make one with `fg.population`."""
 
     everyone: Cohort
@@ -48,6 +55,13 @@ class Population:
 
     def __repr__(self) -> str:
         return f"Population({len(self)} clients, {int(self.counts.sum())} examples)"
+
+    def seen(self, where: str) -> Seen:
+        """Refused: a program runs on a cohort."""
+        raise CohortError.here(
+            f"{where}: got a population. Choose clients: population.sample(key, size), or "
+            "population.everyone for all of them."
+        )
 
     def sample(self, key: jax.Array, size: int) -> Cohort:
         """A cohort of `size` different clients, drawn uniformly."""
@@ -109,11 +123,6 @@ def population(clients: Sequence[Any]) -> Population:
 def cohort(clients: Sequence[Any]) -> Cohort:
     """Clients of different sizes from a list, one entry per client, for one call of a program."""
     return population(clients).everyone
-
-
-def view(cohort: Cohort) -> Examples:
-    """One client's view; its leaves keep the clients' axis where they have one."""
-    return Examples(cohort.store, cohort.offset, cohort.count, cohort.capacity)
 
 
 @functools.partial(jax.jit, static_argnums=2)

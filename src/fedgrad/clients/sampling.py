@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.cohort import Cohort, Population
+from fedgrad.clients.cohort import Cohort, Population
 from fedgrad.core.errors import ArgumentError
 
 # Rounds whose cohorts are drawn, and put on the devices, together: the less often, the cheaper.

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape, quoteattr
 
 from fedgrad.core.placement import SERVER
-from fedgrad.plan.layout import Frame, Item, Link, Outline, Part, Round, Size, Visit, outline
-from fedgrad.plan.naming import Work
-from fedgrad.plan.pen import FONT, Pen, style, text_width
 from fedgrad.plan.plan import Plan
-from fedgrad.plan.text import summary
+from fedgrad.show.layout import Frame, Item, Link, Outline, Part, Round, Size, Visit, outline
+from fedgrad.show.naming import Work
+from fedgrad.show.pen import FONT, Pen, style, text_width
+from fedgrad.show.text import summary
 
 BOX, LINE, GUTTER, INSET, PAD, SLOT, TRACK = 42, 15, 22, 11, 12, 96, 28
 LONGEST = 26  # characters of a name before it is cut; the whole name is its tooltip

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import SERVER, is_client
-from fedgrad.plan.naming import Work, directing, plural, stage_work
 from fedgrad.plan.plan import Plan
 from fedgrad.plan.stages import Exchange, Loop, Steps
+from fedgrad.show.naming import Work, directing, plural, stage_work
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import unicodedata
 from collections.abc import Sequence
 
 from fedgrad.core.placement import SERVER
-from fedgrad.plan.layout import (
+from fedgrad.plan.plan import Plan
+from fedgrad.show.layout import (
     Frame,
     Item,
     Link,
@@ -18,7 +19,6 @@ from fedgrad.plan.layout import (
     outline,
     plural,
 )
-from fedgrad.plan.plan import Plan
 
 WIDTH, WIDEST = 88, 100  # of boxes, and of any line
 
