@@ -11,10 +11,12 @@ import fedgrad as fg
 ROOT = pathlib.Path(fg.__file__).parent
 LAYERS = [
     {"core"},
+    {"clients"},
     {"plan"},
     {"ad"},
     {"aggregators"},
-    {"federation", "executors"},
+    {"executors"},
+    {"federation"},
     {"algorithms"},
     {"training"},
     {"tasks"},
