@@ -17,7 +17,8 @@ from fedgrad.core import graph as core
 from fedgrad.core.graph import Equation, Exchange, Graph, Value
 from fedgrad.core.placement import SERVER, is_client
 from fedgrad.plan.plan import Plan
-from fedgrad.show.naming import Work, directing, plural, stage_work
+from fedgrad.show.naming import Work, directing, stage_work
+from fedgrad.show.numbers import memory, plural
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,7 @@ class Size:
 
     @property
     def memory(self) -> str:
-        for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-            if self.bytes >= factor:
-                return f"{self.bytes / factor:.1f} {unit}"
-        return f"{self.bytes} B"
+        return memory(self.bytes)
 
 
 @dataclass(frozen=True, eq=False)
