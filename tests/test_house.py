@@ -87,13 +87,28 @@ def packages():
     return {own: there for own, there in between.items()}
 
 
-@not_yet("executors and federation import each other; the protocol moves to the executor")
 def test_packages_are_in_strict_layers():
     graph = packages()
     graph = {
         name: graph.get(name, set()) for name in {*graph, *(x for v in graph.values() for x in v)}
     }
     assert not cycles(graph)
+
+
+ROOMS = ["protocol", "flower", "operate"]
+
+
+def test_rooms_of_the_federation_import_only_those_before_them():
+    seen = set()
+    for name, imported in import_graph().items():
+        parts = name.split(".")
+        if parts[:2] != ["fedgrad", "federation"] or len(parts) == 2:
+            continue
+        others = [other.split(".") for other in imported]
+        there = {other[2] for other in others if other[1] == "federation"}
+        assert there <= set(ROOMS[: ROOMS.index(parts[2]) + 1]), name
+        seen |= there
+    assert seen == set(ROOMS)
 
 
 def of_fedgrad(path):
