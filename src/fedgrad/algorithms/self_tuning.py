@@ -214,7 +214,7 @@ def _serial(train: Any, loss: Program, at: Placement, mode: Mode, cost: CostMode
         return loss(inner.params, gradient_cohort), (inner, metrics)
 
     placed = program(outcome, cohort=CLIENTS, gradient_cohort=at)
-    derived = value_and_grad(placed, "raw", mode, cost, has_aux=True)
+    derived = value_and_grad(placed, "raw", cost or mode, has_aux=True)
 
     def step(state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any) -> Any:
         (value, (inner, metrics)), gradient = derived(
@@ -230,8 +230,8 @@ def _parallel(train: Any, loss: Program, at: Placement, mode: Mode, cost: CostMo
         inner, metrics = train(raw, state, hyper, cohort, key)
         return inner.params, (inner, metrics)
 
-    derived = jacobian(program(trained, cohort=CLIENTS), "raw", mode, cost, has_aux=True)
-    slope = value_and_grad(loss, "params", mode, cost)
+    derived = jacobian(program(trained, cohort=CLIENTS), "raw", cost or mode, has_aux=True)
+    slope = value_and_grad(loss, "params", cost or mode)
 
     def step(state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any) -> Any:
         sensitivity, (inner, metrics) = derived(state.learned, state, hyper, cohort, key)

@@ -18,7 +18,7 @@ from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
 from fedgrad.executors.clients import wide
 from fedgrad.executors.walk import InPython
-from fedgrad.plan.plan import make_plan
+from fedgrad.plan.plan import ready_plan
 
 # Called for each client in each round with (placement, client, values sent down, values sent up).
 Observer = Callable[[str, int, list[Any], list[Any]], None]
@@ -36,7 +36,7 @@ class Reference:
 
         def run(arguments: dict[str, Any]) -> Any:
             args = read_arguments(program, arguments)
-            plan = make_plan(program, args, self.recompute)
+            plan = ready_plan(program, args, self.recompute)
             walk = _OneByOne(args.clients, args.indices, self.observe)
             inputs = [walk.split(v, leaf) for v, leaf in zip(args.values, args.leaves, strict=True)]
             outputs = walk.run(plan.graph, inputs)

@@ -23,7 +23,7 @@ from fedgrad.executors.seats import Seats, at_home, dealt, whole
 from fedgrad.executors.sharded import by_device
 from fedgrad.executors.slices import one_by_one
 from fedgrad.executors.walk import Walk
-from fedgrad.plan.plan import Plan, make_plan
+from fedgrad.plan.plan import Plan, ready_plan
 
 
 def compile_program(
@@ -57,7 +57,7 @@ def _run(
     if devices is not None and resident:
         arguments = {name: by_device(a, devices) for name, a in arguments.items()}
     args = read_arguments(program, arguments)
-    plan = make_plan(program, args, recompute=chunk is not None)
+    plan = ready_plan(program, args, recompute=chunk is not None)
     if not resident and max(args.clients.values(), default=1) == 1:
         devices = None  # a client alone is faster with all cores
     seats = {}

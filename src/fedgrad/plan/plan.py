@@ -127,13 +127,13 @@ def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
         raise ArgumentError.here(
             f"fg.plan takes a program, got {program!r}. Decorate it with @fg.program(...)."
         )
-    return make_plan(program, read_arguments(program, program.bind(args, kwargs)))
+    return ready_plan(program, read_arguments(program, program.bind(args, kwargs)))
 
 
-def make_plan(program: Program, arguments: Arguments, recompute: bool = False) -> Plan:
+def ready_plan(program: Program, arguments: Arguments, recompute: bool = False) -> Plan:
     traced = trace(program, arguments)
     taken = traced.taken
-    again = recompute or program.recompute or taken.recompute
+    again = recompute or taken.recompute
     return Plan(
         program.name,
         cut(traced.graph, again),

@@ -27,7 +27,7 @@ from fedgrad.federation.protocol.report import Report
 from fedgrad.federation.protocol.signing import sign
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
 from fedgrad.federation.protocol.values import NodeValue, Remote, choose, handles
-from fedgrad.plan.plan import make_plan
+from fedgrad.plan.plan import ready_plan
 
 
 class Flower:
@@ -136,7 +136,7 @@ class Flower:
         named = program.bind(args, kwargs)
         _check_arguments(program, named)
         arguments = read_arguments(program, named)
-        made = make_plan(program, arguments, self.recompute)
+        made = ready_plan(program, arguments, self.recompute)
         sources = [remote.declared for remote in _at_clients(arguments)]
         return programs(made, sources, self.platforms)
 
@@ -150,9 +150,9 @@ class Flower:
             shapes = tuple((str(v.aval), v.aval.weak_type, v.at) for v in arguments.values)
             tree = jax.tree.structure(arguments.rebuild(list(range(len(shapes)))))
             x64 = jax.dtypes.canonicalize_dtype(float)
-            key = (shapes, tree, x64, program.client_placements, program.recompute)
+            key = (shapes, tree, x64, program.client_placements)
             if key not in ready:
-                made = make_plan(program, arguments, self.recompute)
+                made = ready_plan(program, arguments, self.recompute)
                 ready[key] = Prepared(made, self.platforms)
             return ready[key]
 
