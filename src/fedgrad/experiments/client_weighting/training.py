@@ -12,6 +12,7 @@ import optax
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.local_training import local_training
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.algorithms.variants import fed_avg
@@ -94,12 +95,12 @@ def algorithms(settings: Settings, loss: Any) -> dict[str, Algorithm]:
     """FedAvg with q fixed, and learned in both schedules."""
     fixed = fed_avg(
         loss,
-        client_learning_rate=settings.client_learning_rate,
-        server_learning_rate=settings.server_learning_rate,
-        batch_size=settings.batch_size,
-        weighting="power",
         # Examples are stored in random order, and an epoch goes through them once.
-        shuffle=False,
+        local_training(
+            settings.client_learning_rate, batch_size=settings.batch_size, shuffle=False
+        ),
+        server_learning_rate=settings.server_learning_rate,
+        weighting="power",
     )
     adam = optax.adam(settings.hyper_learning_rate)
     return {

@@ -11,6 +11,7 @@ import optax
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.local_training import local_training
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.algorithms.variants import fed_avgm
@@ -107,10 +108,9 @@ def algorithms(settings: Settings, task: Task) -> dict[str, Algorithm]:
     """The same FedAvgM, fixed and learned."""
     fixed = fed_avgm(
         task.loss,
-        client_learning_rate=task.defaults.client_learning_rate,
+        local_training(task.defaults.client_learning_rate, batch_size=task.defaults.batch_size),
         server_learning_rate=settings.server_learning_rate,
         momentum=settings.momentum,
-        batch_size=task.defaults.batch_size,
     )
     sgd = optax.sgd(settings.hyper_learning_rate)
     return {
