@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import fedgrad as fg
-from fedgrad.training import sampling
+from fedgrad.clients import sampling
 from fedgrad.training.evaluation import evaluation
 from fedgrad.training.fit import fit
 from fedgrad.training.history import History, MetricError

@@ -26,7 +26,8 @@ from fedgrad.algorithms.variants import (
     fed_yogi,
     per_fed_avg,
 )
-from fedgrad.core.cohort import Cohort, Population, cohort, population
+from fedgrad.clients.cohort import Cohort, Population, cohort, population
+from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import (
     ArgumentError,
     CohortError,
@@ -34,15 +35,15 @@ from fedgrad.core.errors import (
     PlacementError,
     PlanError,
 )
-from fedgrad.core.examples import Examples
 from fedgrad.core.operations import broadcast, client_key, mean, sum
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
 from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
 from fedgrad.show.explain import Explanation, explain
-from fedgrad.training.evaluation import evaluation
+from fedgrad.training.evaluation import Evaluation, evaluation
 from fedgrad.training.fit import Result, fit
+from fedgrad.training.history import History
 from fedgrad.training.search import log_uniform, random_search, successive_halving, uniform
 from fedgrad.training.stopping import early_stop, non_finite
 from fedgrad.training.tensorboard import tensorboard

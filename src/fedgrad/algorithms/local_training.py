@@ -11,8 +11,8 @@ import optax
 
 from fedgrad.algorithms.objective import Loss, batch_loss, client_loss, takes_key
 from fedgrad.algorithms.optimizer import Optimizer, apply, as_optimizer, is_number, optimizer
+from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments
-from fedgrad.core.examples import Examples
 
 # (params, model of the server, batch, mask, hyper, key) -> (loss, gradient)
 Gradient = Callable[[Any, Any, Any, jax.Array, Any, jax.Array | None], tuple[jax.Array, Any]]

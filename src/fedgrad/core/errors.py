@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, Self, TypeVar
 
 import jax
@@ -18,9 +18,10 @@ class FederatedError(Exception):
     """Base class of every error that fedgrad raises on purpose."""
 
     @classmethod
-    def here(cls, message: str) -> Self:
-        """The error, with the line of the user's code that is calling us now."""
-        return cls(f"{caller()}: {message}")
+    def here(cls, message: str, name: str = "", known: Iterable[str] = ()) -> Self:
+        """The error, with the line of the user's code that is calling us now; of a `name` that is
+        not `known`, with the nearest that is."""
+        return cls(f"{caller()}: {message}" + (nearest(name, list(known)) if name else ""))
 
 
 class PlacementError(FederatedError):

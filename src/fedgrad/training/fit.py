@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.clients.sampling import Clients, cohort_sizes, draws, sharding_of
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.program import Executor
 from fedgrad.training.config import describe
@@ -21,7 +22,6 @@ from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.loop import Callback, Loop, Point
 from fedgrad.training.progress import display
 from fedgrad.training.run_folder import RunFolder
-from fedgrad.training.sampling import Clients, cohort_sizes, draws, sharding_of
 from fedgrad.training.stopping import Stop, check_stops
 
 Evaluate = Callable[[Any], Mapping[str, Any]]

@@ -14,11 +14,11 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.side_by_side import side_by_side
+from fedgrad.clients.sampling import Clients, Draw, cohort_sizes, draws
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.program import Executor
 from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.progress import display
-from fedgrad.training.sampling import Clients, Draw, cohort_sizes, draws
 
 TOGETHER = 256 * 2**20  # bytes of state that trials may have together
 
