@@ -1,6 +1,5 @@
 """Train with q fixed and learned, on several data sets."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +17,7 @@ from fedgrad.algorithms.variants import fed_avg
 from fedgrad.experiments.experiment import Progress, announce
 from fedgrad.experiments.results import Results
 from fedgrad.tasks.synthetic import synthetic
-from fedgrad.tasks.task import Task
-from fedgrad.training.evaluation import evaluation
+from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import fit
 from fedgrad.training.history import History
 
@@ -52,7 +50,10 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     losses, accuracies, exponents = [], [], []
     for seed in range(settings.seeds):
         task = synthetic(settings.alpha, settings.beta, settings.clients, seed)
-        evaluations = _evaluations(task)
+        evaluations = {
+            "train": Evaluation({"loss": task.loss}, task.train, every=settings.eval_every),
+            "test": Evaluation(task.metrics, task.test, every=settings.eval_every),
+        }
         histories = []
         for kind, algorithm in algorithms(settings, task.loss).items():
             announce(progress, f"seed {seed + 1} of {settings.seeds}: q {kind}, from 1 and from 0")
@@ -65,8 +66,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
                 rounds=settings.rounds,
                 cohort_size=settings.cohort_size,
                 key=key,
-                eval=evaluations,
-                eval_every=settings.eval_every,
+                evaluate=evaluations,
                 out=out / "runs" / f"seed-{seed}-{kind}",
                 progress=progress,
             )
@@ -106,14 +106,6 @@ def algorithms(settings: Settings, loss: Any) -> dict[str, Algorithm]:
         "fixed": fixed,
         **{s: self_tuning(fixed, ["weight_exponent"], adam, s) for s in SCHEDULES},
     }
-
-
-def _evaluations(task: Task) -> dict[str, Callable[[Any], Any]]:
-    """Of both starts at once; one pair of programs for all algorithms, so that it is compiled
-    once."""
-    train = evaluation({"loss": task.loss}, task.train).side_by_side()
-    test = evaluation(dict(task.metrics), task.test).side_by_side()
-    return {"train": lambda params: train(params), "test": lambda params: test(params)}
 
 
 def _curves(histories: list[History], metric: str) -> np.ndarray:

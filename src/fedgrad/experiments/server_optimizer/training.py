@@ -18,7 +18,7 @@ from fedgrad.experiments.experiment import Progress, announce
 from fedgrad.experiments.results import Results
 from fedgrad.tasks.registry import task as make_task
 from fedgrad.tasks.task import Task
-from fedgrad.training.evaluation import Evaluation, evaluation
+from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import fit
 from fedgrad.training.history import History
 
@@ -68,8 +68,8 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     for on in settings.tasks:
         task = make_task(on.name, **on.options)
         evaluations = {
-            "train": evaluation({"loss": task.loss}, task.train),
-            "test": evaluation(dict(task.metrics), task.test),
+            "train": Evaluation({"loss": task.loss}, task.train, every=settings.eval_every),
+            "test": Evaluation(task.metrics, task.test, every=settings.eval_every),
         }
         for kind, algorithm in algorithms(settings, task).items():
             fitting = _Fitting(task, on, settings, evaluations)
@@ -191,8 +191,7 @@ class _Fitting:
                 rounds=self.settings.rounds,
                 cohort_size=self.on.cohort_size,
                 key=start,
-                eval=self.evaluations,
-                eval_every=self.settings.eval_every,
+                evaluate=self.evaluations,
                 out=folder,
                 progress=progress,
             ).history
