@@ -7,12 +7,12 @@ import threading
 
 import numpy as np
 
-from fedgrad.federation.connection import secured
-from fedgrad.federation.data import Context
-from fedgrad.federation.envelope import Envelope
-from fedgrad.federation.flower_fleet import Fleet
-from fedgrad.federation.node import Node
-from fedgrad.federation.policy import Policy
+from fedgrad.federation.flower.connection import secured
+from fedgrad.federation.flower.fleet import Fleet
+from fedgrad.federation.protocol.data import Context
+from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.policy import Policy
 
 FOREVER = 4  # the client whose work does not end
 

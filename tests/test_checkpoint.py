@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.federation.in_process import InProcess
+from fedgrad.federation.protocol.in_process import InProcess
 from fedgrad.training import checkpoint as checkpoints
 from fedgrad.training import files
 from fedgrad.training.checkpoint import Checkpoint

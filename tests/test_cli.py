@@ -551,7 +551,7 @@ def test_unknown_command(capsys, word, known):
 def test_commands_of_the_federation(capsys, monkeypatch):
     """They are there if their module is; without it the others work."""
     assert callable(parse(["federation", "status"]).run)
-    monkeypatch.setitem(sys.modules, "fedgrad.federation.commands", None)
+    monkeypatch.setitem(sys.modules, "fedgrad.federation.operate.commands", None)
     with pytest.raises(SystemExit):
         main(["federation", "status"])
     assert "no command 'federation'" in capsys.readouterr().err

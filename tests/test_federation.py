@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.federation.data import Context, decoded, rounded_up
-from fedgrad.federation.errors import FederationError, NoAnswer
-from fedgrad.federation.exported import programs
-from fedgrad.federation.in_process import InProcess
-from fedgrad.federation.memory import KEPT
-from fedgrad.federation.node import Node
-from fedgrad.federation.policy import Policy
-from fedgrad.federation.stage_program import PLATFORMS, read_program
+from fedgrad.federation.protocol.data import Context, decoded, rounded_up
+from fedgrad.federation.protocol.errors import FederationError, NoAnswer
+from fedgrad.federation.protocol.exported import programs
+from fedgrad.federation.protocol.in_process import InProcess
+from fedgrad.federation.protocol.memory import KEPT
+from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.policy import Policy
+from fedgrad.federation.protocol.stage_program import PLATFORMS, read_program
 from programs import (
     TABLE,
     Case,
@@ -493,7 +493,7 @@ def test_programs_are_traced_and_sent_once():
 SCRIPT = """
 import jax.numpy as jnp, numpy as np
 import fedgrad as fg
-from fedgrad.federation.exported import programs
+from fedgrad.federation.protocol.exported import programs
 {pad}
 @fg.program(z=fg.CLIENTS)
 def f(x, z):

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.federation.data import Context
-from fedgrad.federation.envelope import Envelope
-from fedgrad.federation.errors import CohortMismatch, FederationError, NoAnswer
-from fedgrad.federation.in_process import InProcess
-from fedgrad.federation.node import Node
-from fedgrad.federation.policy import Policy
+from fedgrad.federation.protocol.data import Context
+from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.protocol.errors import CohortMismatch, FederationError, NoAnswer
+from fedgrad.federation.protocol.in_process import InProcess
+from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.policy import Policy
 from programs import assert_same, normal, state_in_and_out, two_rounds, weighted_mean
 
 ANYTHING = Policy(anything=True, minimum_cohort=1)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.federation.data import Context
-from fedgrad.federation.envelope import Envelope
-from fedgrad.federation.errors import FederationError, Refused
-from fedgrad.federation.exported import programs
-from fedgrad.federation.in_process import InProcess
-from fedgrad.federation.node import Node
-from fedgrad.federation.policy import Policy
-from fedgrad.federation.signing import is_signed, make_keys, sign
-from fedgrad.federation.stage_program import read_program
+from fedgrad.federation.protocol.data import Context
+from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.protocol.errors import FederationError, Refused
+from fedgrad.federation.protocol.exported import programs
+from fedgrad.federation.protocol.in_process import InProcess
+from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.policy import Policy
+from fedgrad.federation.protocol.signing import is_signed, make_keys, sign
+from fedgrad.federation.protocol.stage_program import read_program
 from programs import assert_same, normal, stateful, two_rounds, unweighted_mean
 
 REFERENCE = fg.executors.reference()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.federation.data import Context
-from fedgrad.federation.envelope import Envelope
-from fedgrad.federation.errors import NoAnswer
-from fedgrad.federation.in_process import InProcess
-from fedgrad.federation.node import Node
-from fedgrad.federation.policy import Policy
+from fedgrad.federation.protocol.data import Context
+from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.protocol.errors import NoAnswer
+from fedgrad.federation.protocol.in_process import InProcess
+from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.policy import Policy
 
 ANYTHING = Policy(anything=True, minimum_cohort=1)
 DATA = [{"x": np.full((n, 2), float(i)), "y": np.zeros(n)} for i, n in enumerate((2, 3, 2))]

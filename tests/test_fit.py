@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import fedgrad as fg
-from fedgrad.training import sampling
+from fedgrad.clients import sampling
 from fedgrad.training.history import MetricError
 from fedgrad.training.log import read_log
 from line import FIRST, line, mean_square, points

@@ -25,25 +25,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import fedgrad as fg
 import flower_site
-from fedgrad.federation import local_federation as local
-from fedgrad.federation import processes
-from fedgrad.federation.certificates import (
-    make_certificates,
-    make_node_key,
-    private_key,
-    public_key,
-)
-from fedgrad.federation.commands import add_commands, main
-from fedgrad.federation.connection import EngineError, secured
-from fedgrad.federation.envelope import Envelope
-from fedgrad.federation.flower_control import nodes_online, register
-from fedgrad.federation.flower_driver import connect
-from fedgrad.federation.flower_fleet import Fleet
+from fedgrad.federation.flower.connection import EngineError, secured
+from fedgrad.federation.flower.control import nodes_online, register
+from fedgrad.federation.flower.driver import connect
+from fedgrad.federation.flower.fleet import Fleet
+from fedgrad.federation.flower.keys import private_key, public_key
+from fedgrad.federation.operate import local_federation as local
+from fedgrad.federation.operate import processes
+from fedgrad.federation.operate.certificates import make_certificates, make_node_key
+from fedgrad.federation.operate.commands import add_commands, main
+from fedgrad.federation.protocol.envelope import Envelope
 
 TESTS = Path(__file__).parent
 APP = TESTS.parent / "examples" / "flower_app"
 PATIENCE = 60.0
-FEDGRAD = [sys.executable, "-m", "fedgrad.federation.commands"]
+FEDGRAD = [sys.executable, "-m", "fedgrad.federation.operate.commands"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -336,8 +332,8 @@ def squares(x, z):
 
 def test_a_policy_of_a_site_decides(environment, tmp_path):
     """Nodes that allow one program run that one, and refuse others with a reason."""
-    from fedgrad.federation.errors import Refused
-    from fedgrad.federation.in_process import InProcess
+    from fedgrad.federation.protocol.errors import Refused
+    from fedgrad.federation.protocol.in_process import InProcess
 
     z = [flower_site.client(i)["z"] for i in range(2)]
     simulated = fg.executors.flower(InProcess.of([{"z": x} for x in z]), platforms=("cpu",))
@@ -392,18 +388,18 @@ def test_stock_app(environment, tmp_path):
 @pytest.mark.parametrize(
     "absent, module, said",
     [
-        ("flwr", "flower_engine", "pip install 'fedgrad[flower]'"),
-        ("flwr", "flower_driver", "pip install 'fedgrad[flower]'"),
-        ("flwr", "flower_stock", "pip install 'fedgrad[flower]'"),
-        ("flwr.supernode.fleet_http_client", "flower_fleet", "written against flwr 1.41"),
-        ("cryptography", "certificates", "pip install 'fedgrad[flower]'"),
+        ("flwr", "flower.engine", "pip install 'fedgrad[flower]'"),
+        ("flwr", "flower.driver", "pip install 'fedgrad[flower]'"),
+        ("flwr", "flower.stock", "pip install 'fedgrad[flower]'"),
+        ("flwr.supernode.fleet_http_client", "flower.fleet", "written against flwr 1.41"),
+        ("cryptography", "operate.certificates", "pip install 'fedgrad[flower]'"),
     ],
 )
 def test_what_is_absent_is_named(absent, module, said):
     code = f"""
         import sys
         sys.modules[{absent!r}] = None
-        from fedgrad.federation.connection import EngineError
+        from fedgrad.federation.flower.connection import EngineError
         try:
             import fedgrad.federation.{module}
         except EngineError as error:
@@ -416,12 +412,13 @@ def test_what_is_absent_is_named(absent, module, said):
 
 
 def test_only_these_files_import_flower():
-    folder = Path(local.__file__).parents[1]
+    folder = Path(local.__file__).parents[2]
     importing = set()
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [getattr(node, "module", None) or ""]
             names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if any(name.split(".")[0] == "flwr" for name in names):
-                importing.add(path.name)
-    assert importing == {"flower_engine.py", "flower_internals.py", "flower_stock.py"}
+                importing.add(path.relative_to(folder).as_posix())
+    flower = {"engine", "internals", "stock"}
+    assert importing == {f"federation/flower/{name}.py" for name in flower}

@@ -87,13 +87,49 @@ def packages():
     return {own: there for own, there in between.items()}
 
 
-@not_yet("executors and federation import each other; the protocol moves to the executor")
 def test_packages_are_in_strict_layers():
     graph = packages()
     graph = {
         name: graph.get(name, set()) for name in {*graph, *(x for v in graph.values() for x in v)}
     }
     assert not cycles(graph)
+
+
+ROOMS = ["protocol", "flower", "operate"]
+
+
+def test_rooms_of_the_federation_import_only_those_before_them():
+    seen = set()
+    for name, imported in import_graph().items():
+        parts = name.split(".")
+        if parts[:2] != ["fedgrad", "federation"] or len(parts) == 2:
+            continue
+        others = [other.split(".") for other in imported]
+        there = {other[2] for other in others if other[1] == "federation"}
+        assert there <= set(ROOMS[: ROOMS.index(parts[2]) + 1]), name
+        seen |= there
+    assert seen == set(ROOMS)
+
+
+def of_fedgrad(path):
+    """What a file imports of fedgrad, by full name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "fedgrad"}
+
+
+EXPERIMENTS = [p for p in sorted(ROOT.glob("experiments/**/*.py")) if p.stem != "drawing"]
+EXAMPLES = sorted((ROOT.parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS + EXAMPLES, ids=lambda path: path.stem)
+def test_experiments_and_examples_need_only_the_public_api(path):
+    own = "fedgrad.experiments." if path in EXPERIMENTS else "nothing"
+    assert not {n for n in of_fedgrad(path) if n != "fedgrad" and not n.startswith(own)}
 
 
 LAYOUT = {"num_consts", "num_carry", "ft_in", "ft_out", "cond_nconsts", "body_nconsts", "branches"}

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fedgrad.federation.envelope import Envelope
-from fedgrad.federation.packing import MalformedEnvelope, pack, unpack
+from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.protocol.packing import MalformedEnvelope, pack, unpack
 
 META = {
     "text": "Grüße",

@@ -13,7 +13,7 @@ import fedgrad as fg
 from fedgrad.ad.derivative import derivative
 from fedgrad.ad.planner import derived_graph
 from fedgrad.ad.subject import rule_vectors, subject
-from fedgrad.core.trace import read_arguments
+from fedgrad.core.arguments import read_arguments
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
 from programs import EVAL, TABLE, TRAIN, class_1, normal, two_rounds

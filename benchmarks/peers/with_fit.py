@@ -24,7 +24,8 @@ from rich.console import Console
 from workloads import BATCH, LR, cohort, first_weights, flatten, population, unflatten
 
 import fedgrad as fg
-from fedgrad.training import loop, sampling
+from fedgrad.clients import sampling
+from fedgrad.training import loop
 
 Round = Callable[[int], np.ndarray]
 

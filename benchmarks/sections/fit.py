@@ -17,7 +17,8 @@ from timing import Times, isolated
 from workloads import cohort, first_weights, unflatten
 
 import fedgrad as fg
-from fedgrad.training import loop, sampling
+from fedgrad.clients import sampling
+from fedgrad.training import loop
 from sections.rounds import FEDJAX, PFL, Rounds
 
 SIZE = 50  # clients a round

@@ -53,10 +53,10 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def _ours(folder: Path, sizes: dict[str, int], rounds: int) -> tuple[Any, Any]:
-    from fedgrad.federation.connection import secured
-    from fedgrad.federation.flower_control import traffic
-    from fedgrad.federation.flower_driver import connect
-    from fedgrad.federation.local_federation import local_federation
+    from fedgrad.federation.flower.connection import secured
+    from fedgrad.federation.flower.control import traffic
+    from fedgrad.federation.flower.driver import connect
+    from fedgrad.federation.operate.local_federation import local_federation
 
     with (
         local_federation(folder, "sections.flower:data", NODES) as federation,
@@ -91,7 +91,7 @@ def _ours(folder: Path, sizes: dict[str, int], rounds: int) -> tuple[Any, Any]:
 
 
 def _theirs(folder: Path, sizes: dict[str, int], rounds: int) -> dict[str, Any]:
-    from fedgrad.federation.local_federation import QUIET, local_federation
+    from fedgrad.federation.operate.local_federation import QUIET, local_federation
 
     seconds: dict[str, Any] = {}
     with local_federation(folder, "sections.flower:data", NODES, stock=True) as federation:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from examples.federation.sites import site
 
 import fedgrad as fg
-from fedgrad.federation.local_federation import local_federation
+from fedgrad.federation.operate.local_federation import local_federation
 
 SITES = 3
 

@@ -25,7 +25,8 @@ from fedgrad.algorithms.variants import (
     fed_yogi,
     per_fed_avg,
 )
-from fedgrad.core.cohort import Cohort, Population, cohort, population
+from fedgrad.clients.cohort import Cohort, Population, cohort, population
+from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import (
     ArgumentError,
     CohortError,
@@ -33,7 +34,6 @@ from fedgrad.core.errors import (
     PlacementError,
     PlanError,
 )
-from fedgrad.core.examples import Examples
 from fedgrad.core.operations import broadcast, client_key, mean, sum
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program

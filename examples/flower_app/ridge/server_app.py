@@ -5,7 +5,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedgrad as fg
-from fedgrad.federation.flower_engine import GridTransport
+from fedgrad.federation.flower.engine import GridTransport
 from ridge.program import loss
 
 app = ServerApp()

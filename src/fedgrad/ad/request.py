@@ -13,8 +13,8 @@ from fedgrad.ad.derivative import Blocks, derivative
 from fedgrad.ad.local import impossible
 from fedgrad.ad.planner import CostModel, choose
 from fedgrad.ad.subject import Subject, subject
+from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
-from fedgrad.core.examples import Examples
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import SERVER, is_client
 from fedgrad.core.program import Program

@@ -16,8 +16,8 @@ from fedgrad.algorithms.local_training import Gradient, Training, local_training
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import apply, as_optimizer
 from fedgrad.algorithms.restarts import require_no_restart
+from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, nearest
-from fedgrad.core.examples import Examples
 from fedgrad.core.operations import broadcast, client_key, mean
 from fedgrad.core.placement import CLIENTS
 from fedgrad.core.program import program

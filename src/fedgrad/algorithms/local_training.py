@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms.objective import Loss, batch_loss, takes_key
 from fedgrad.algorithms.optimizer import Optimizer, apply
+from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError
-from fedgrad.core.examples import Examples
 
 # (params, model of the server, batch, mask, hyper, key) -> (loss, gradient)
 Gradient = Callable[[Any, Any, Any, jax.Array, Any, jax.Array | None], tuple[jax.Array, Any]]

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError
-from fedgrad.core.examples import Examples
 
 Loss = Callable[..., Any]  # (params, batch) or (params, batch, key) -> one loss per example
 

@@ -12,7 +12,7 @@ from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.local_training import Gradient, plain_gradient
 from fedgrad.algorithms.objective import Loss, batch_loss, client_loss
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
-from fedgrad.core.examples import Examples
+from fedgrad.clients.examples import Examples
 
 
 def fed_avg(

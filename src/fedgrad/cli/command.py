@@ -93,7 +93,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
 def _add_federation(commands: Any) -> None:
     """The commands of the federation, where that part is installed."""
     try:
-        from fedgrad.federation.commands import add_commands
+        from fedgrad.federation.operate.commands import add_commands
     except ModuleNotFoundError as missing:
         if not (missing.name or "").startswith("fedgrad.federation"):
             raise

@@ -3,6 +3,7 @@
 import difflib
 import os
 import sys
+from collections.abc import Iterable
 from typing import Self
 
 import jax
@@ -12,9 +13,10 @@ class FederatedError(Exception):
     """Base class of every error that fedgrad raises on purpose."""
 
     @classmethod
-    def here(cls, message: str) -> Self:
-        """The error, with the line of the user's code that is calling us now."""
-        return cls(f"{caller()}: {message}")
+    def here(cls, message: str, name: str = "", known: Iterable[str] = ()) -> Self:
+        """The error, with the line of the user's code that is calling us now; of a `name` that is
+        not `known`, with the nearest that is."""
+        return cls(f"{caller()}: {message}" + (nearest(name, list(known)) if name else ""))
 
 
 class PlacementError(FederatedError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from fedgrad.core.cohort import Population
+from fedgrad.clients.cohort import Population
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.program import Program
 from fedgrad.executors import sharded

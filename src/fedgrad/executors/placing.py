@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.core.cohort import Cohort
+from fedgrad.clients.cohort import Cohort
 from fedgrad.core.program import Program
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.processes import make_global, require_equal

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.arguments import read_arguments
 from fedgrad.core.graph import Value, read
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
-from fedgrad.core.trace import read_arguments
 from fedgrad.executors.clients import wide
 from fedgrad.executors.rewrite import evaluate
 from fedgrad.executors.walk import Env, InPython

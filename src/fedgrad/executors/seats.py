@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.cohort import Cohort
+from fedgrad.clients.cohort import Cohort
 from fedgrad.core.errors import CohortError
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.sharded import ShardedCohort

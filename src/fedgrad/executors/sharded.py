@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.core.cohort import Cohort, Population, _counts
+from fedgrad.clients.cohort import Cohort, Population, _counts
+from fedgrad.clients.examples import spare_rows
 from fedgrad.core.errors import CohortError
-from fedgrad.core.examples import spare_rows
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.processes import gather, is_key
 

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.control import Scan
 from fedgrad.core.errors import PlanError
 from fedgrad.core.graph import read
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import jax_primitives, source_p
 from fedgrad.core.program import Program
-from fedgrad.core.trace import Arguments, read_arguments
 from fedgrad.executors.clients import Clients, Work, map_sum
 from fedgrad.executors.convolutions import default_rules
 from fedgrad.executors.devices import Devices

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from fedgrad.core.errors import nearest
 from fedgrad.experiments import drawing
 from fedgrad.experiments.claims import Claim, report
 from fedgrad.experiments.drawing import Drawing
@@ -38,9 +37,8 @@ class Experiment:
     def settings(self, size: str = "default") -> Any:
         """The settings of this size."""
         if size not in self.sizes:
-            raise ExperimentError.here(
-                f"Experiment {self.name!r} has no size {size!r}.{nearest(size, list(self.sizes))}"
-            )
+            message = f"Experiment {self.name!r} has no size {size!r}."
+            raise ExperimentError.here(message, size, self.sizes)
         return self.sizes[size]
 
 

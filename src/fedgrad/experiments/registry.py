@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from fedgrad.core.errors import nearest
 from fedgrad.experiments.client_weighting import CLIENT_WEIGHTING
 from fedgrad.experiments.experiment import Experiment
 from fedgrad.experiments.results import ExperimentError
@@ -14,7 +13,5 @@ EXPERIMENTS: Mapping[str, Experiment] = {e.name: e for e in (CLIENT_WEIGHTING, S
 def experiment(name: str) -> Experiment:
     """The experiment of this name."""
     if name not in EXPERIMENTS:
-        raise ExperimentError.here(
-            f"There is no experiment {name!r}.{nearest(name, list(EXPERIMENTS))}"
-        )
+        raise ExperimentError.here(f"There is no experiment {name!r}.", name, EXPERIMENTS)
     return EXPERIMENTS[name]

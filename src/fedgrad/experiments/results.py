@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.core.errors import FederatedError
+import fedgrad as fg
 
 
-class ExperimentError(FederatedError):
+class ExperimentError(fg.FederatedError):
     """An experiment is unknown, or its results cannot be read."""
 
 

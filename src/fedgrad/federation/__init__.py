@@ -1,17 +1,21 @@
 """Real federations: what crosses the wire, what a site runs, and what it allows."""
 
-from fedgrad.federation.data import Context
-from fedgrad.federation.envelope import Envelope
-from fedgrad.federation.errors import CohortMismatch, FederationError, NoAnswer, Refused
-from fedgrad.federation.exported import programs
-from fedgrad.federation.in_process import InProcess
-from fedgrad.federation.node import Node
-from fedgrad.federation.policy import Policy
-from fedgrad.federation.population import NodePopulation
-from fedgrad.federation.report import Report
-from fedgrad.federation.signing import make_keys
-from fedgrad.federation.stage_program import StageProgram
-from fedgrad.federation.values import NodeValue
+from typing import Any
+
+from fedgrad import executors
+from fedgrad.federation.protocol.data import Context
+from fedgrad.federation.protocol.envelope import Envelope, Transport, install_engine
+from fedgrad.federation.protocol.errors import CohortMismatch, FederationError, NoAnswer, Refused
+from fedgrad.federation.protocol.executor import Flower
+from fedgrad.federation.protocol.exported import programs
+from fedgrad.federation.protocol.in_process import InProcess
+from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.policy import Policy
+from fedgrad.federation.protocol.population import NodePopulation
+from fedgrad.federation.protocol.report import Report
+from fedgrad.federation.protocol.signing import make_keys
+from fedgrad.federation.protocol.stage_program import StageProgram
+from fedgrad.federation.protocol.values import NodeValue
 
 __all__ = [
     "CohortMismatch",
@@ -30,3 +34,13 @@ __all__ = [
     "make_keys",
     "programs",
 ]
+
+
+def _connect(address: str, **how: Any) -> Transport:
+    from fedgrad.federation.flower.driver import connect  # Flower is an extra, and slow to import
+
+    return connect(address, **how)
+
+
+install_engine(_connect)
+executors.flower = Flower

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
-from fedgrad.core.trace import Arguments, read_arguments, trace
+from fedgrad.core.trace import trace
 from fedgrad.plan import server
 from fedgrad.plan.audit import Audit, audit
 from fedgrad.plan.cut import cut

@@ -9,7 +9,7 @@ import jax
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.request import Argnums
 from fedgrad.ad.transforms import grad, jacobian
-from fedgrad.core.errors import ArgumentError, PlanError, nearest
+from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.program import Program
 from fedgrad.plan.plan import Plan, plan
 
@@ -38,7 +38,7 @@ class Explanation:
     def __getitem__(self, mode: str) -> Row:
         rows = {row.mode: row for row in self.rows}
         if mode not in rows:
-            raise ArgumentError.here(f"There is no mode {mode!r}." + nearest(mode, list(rows)))
+            raise ArgumentError.here(f"There is no mode {mode!r}.", mode, rows)
         return rows[mode]
 
     @property

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.core.cohort import Population
+from fedgrad.clients.cohort import Population
+from fedgrad.clients.sampling import Clients, Draw
+from fedgrad.core.arguments import read_arguments
 from fedgrad.core.primitives import make_jaxpr
-from fedgrad.core.trace import read_arguments, struct
+from fedgrad.core.trace import struct
 from fedgrad.training.course import Course
 from fedgrad.training.log import plain
-from fedgrad.training.sampling import Clients, Draw
 
 # May differ between a run and its continuation: how long, and what it runs on.
 FREE = ("rounds", "versions")

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.clients.sampling import Clients, Draw, cohort_sizes, draws, sharding_of
 from fedgrad.core.errors import ArgumentError
-from fedgrad.training.sampling import Clients, Draw, cohort_sizes, draws, sharding_of
 
 
 @dataclass(frozen=True)

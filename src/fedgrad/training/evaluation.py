@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.objective import per_example, takes_key
+from fedgrad.clients.examples import Examples
+from fedgrad.clients.sampling import Clients
 from fedgrad.core.errors import ArgumentError, require_whole
-from fedgrad.core.examples import Examples
 from fedgrad.core.operations import broadcast, sum
 from fedgrad.core.placement import CLIENTS
 from fedgrad.core.program import Executor, Program, program
-from fedgrad.training.sampling import Clients
 
 # (params, batch) -> one number per example
 Metric = Callable[..., Any]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.clients.sampling import Clients
 from fedgrad.core.errors import require_whole
 from fedgrad.training.config import describe
 from fedgrad.training.course import Course
@@ -20,7 +21,6 @@ from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.loop import Loop, Played
 from fedgrad.training.progress import display
 from fedgrad.training.run_folder import Keeping, RunFolder, run_folder
-from fedgrad.training.sampling import Clients
 from fedgrad.training.stopping import Callback, check_callbacks
 
 

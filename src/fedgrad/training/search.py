@@ -15,12 +15,12 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.side_by_side import side_by_side
+from fedgrad.clients.sampling import Clients
 from fedgrad.core.errors import ArgumentError, nearest, require_whole
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
 from fedgrad.training.loop import Loop, Played
 from fedgrad.training.progress import display
-from fedgrad.training.sampling import Clients
 
 TOGETHER = 256 * 2**20  # bytes of state that trials may have together
 

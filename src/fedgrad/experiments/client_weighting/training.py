@@ -9,17 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedgrad.algorithms import hyper as names_of
-from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.self_tuning import self_tuning
-from fedgrad.algorithms.side_by_side import side_by_side
-from fedgrad.algorithms.variants import fed_avg
+import fedgrad as fg
 from fedgrad.experiments.experiment import Progress, announce
 from fedgrad.experiments.results import Results
-from fedgrad.tasks.synthetic import synthetic
-from fedgrad.training.evaluation import Evaluation
-from fedgrad.training.fit import fit
-from fedgrad.training.history import History
 
 SCHEDULES: tuple[Literal["serial"], Literal["parallel"]] = ("serial", "parallel")
 STARTS = (1.0, 0.0)  # of q: by examples, and uniform
@@ -49,18 +41,19 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     """All curves of all seeds. Both starts of q are trained side by side."""
     losses, accuracies, exponents = [], [], []
     for seed in range(settings.seeds):
-        task = synthetic(settings.alpha, settings.beta, settings.clients, seed)
+        chosen = {"alpha": settings.alpha, "beta": settings.beta, "clients": settings.clients}
+        task = fg.tasks.task("synthetic", seed=seed, **chosen)
         evaluations = {
-            "train": Evaluation({"loss": task.loss}, task.train, every=settings.eval_every),
-            "test": Evaluation(task.metrics, task.test, every=settings.eval_every),
+            "train": fg.Evaluation({"loss": task.loss}, task.train, every=settings.eval_every),
+            "test": fg.Evaluation(task.metrics, task.test, every=settings.eval_every),
         }
         histories = []
         for kind, algorithm in algorithms(settings, task.loss).items():
             announce(progress, f"seed {seed + 1} of {settings.seeds}: q {kind}, from 1 and from 0")
-            starts = names_of.replace(algorithm.hyper, {"weight_exponent": jnp.asarray(STARTS)})
+            starts = fg.hyper.replace(algorithm.hyper, {"weight_exponent": jnp.asarray(STARTS)})
             key = jax.random.key(seed)
-            result = fit(
-                side_by_side(algorithm, starts),
+            result = fg.fit(
+                fg.side_by_side(algorithm, starts),
                 task.train,
                 params=task.init(key),
                 rounds=settings.rounds,
@@ -90,9 +83,9 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     )
 
 
-def algorithms(settings: Settings, loss: Any) -> dict[str, Algorithm]:
+def algorithms(settings: Settings, loss: Any) -> dict[str, fg.Algorithm]:
     """FedAvg with q fixed, and learned in both schedules."""
-    fixed = fed_avg(
+    fixed = fg.fed_avg(
         loss,
         client_learning_rate=settings.client_learning_rate,
         server_learning_rate=settings.server_learning_rate,
@@ -104,10 +97,10 @@ def algorithms(settings: Settings, loss: Any) -> dict[str, Algorithm]:
     adam = optax.adam(settings.hyper_learning_rate)
     return {
         "fixed": fixed,
-        **{s: self_tuning(fixed, ["weight_exponent"], adam, s) for s in SCHEDULES},
+        **{s: fg.self_tuning(fixed, ["weight_exponent"], adam, s) for s in SCHEDULES},
     }
 
 
-def _curves(histories: list[History], metric: str) -> np.ndarray:
+def _curves(histories: list[fg.History], metric: str) -> np.ndarray:
     """The metric of both starts of each of these, one row each: curves x rounds."""
     return np.concatenate([history[metric].T for history in histories])

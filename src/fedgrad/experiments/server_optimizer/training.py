@@ -9,18 +9,9 @@ import jax
 import numpy as np
 import optax
 
-from fedgrad.algorithms import hyper as names_of
-from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.self_tuning import self_tuning
-from fedgrad.algorithms.side_by_side import side_by_side
-from fedgrad.algorithms.variants import fed_avgm
+import fedgrad as fg
 from fedgrad.experiments.experiment import Progress, announce
 from fedgrad.experiments.results import Results
-from fedgrad.tasks.registry import task as make_task
-from fedgrad.tasks.task import Task
-from fedgrad.training.evaluation import Evaluation
-from fedgrad.training.fit import fit
-from fedgrad.training.history import History
 
 LEARN = ("server.learning_rate", "server.momentum")
 KINDS = ("fixed", "learned", "guarded")  # learned as in the paper; with this library's guard
@@ -66,10 +57,10 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     """Every task with every initialisation and kind."""
     arrays = {"rounds": _evaluated(settings)}
     for on in settings.tasks:
-        task = make_task(on.name, **on.options)
+        task = fg.tasks.task(on.name, **on.options)
         evaluations = {
-            "train": Evaluation({"loss": task.loss}, task.train, every=settings.eval_every),
-            "test": Evaluation(task.metrics, task.test, every=settings.eval_every),
+            "train": fg.Evaluation({"loss": task.loss}, task.train, every=settings.eval_every),
+            "test": fg.Evaluation(task.metrics, task.test, every=settings.eval_every),
         }
         for kind, algorithm in algorithms(settings, task).items():
             fitting = _Fitting(task, on, settings, evaluations)
@@ -103,9 +94,9 @@ def key(task: str, initialisation: str, kind: str, metric: str) -> str:
     return f"{task}/{initialisation}/{kind}/{metric}"
 
 
-def algorithms(settings: Settings, task: Task) -> dict[str, Algorithm]:
+def algorithms(settings: Settings, task: fg.tasks.Task) -> dict[str, fg.Algorithm]:
     """The same FedAvgM, fixed and learned."""
-    fixed = fed_avgm(
+    fixed = fg.fed_avgm(
         task.loss,
         client_learning_rate=task.defaults.client_learning_rate,
         server_learning_rate=settings.server_learning_rate,
@@ -115,12 +106,12 @@ def algorithms(settings: Settings, task: Task) -> dict[str, Algorithm]:
     sgd = optax.sgd(settings.hyper_learning_rate)
     return {
         "fixed": fixed,
-        "learned": self_tuning(fixed, LEARN, sgd, guard=None),
-        "guarded": self_tuning(fixed, LEARN, sgd),
+        "learned": fg.self_tuning(fixed, LEARN, sgd, guard=None),
+        "guarded": fg.self_tuning(fixed, LEARN, sgd),
     }
 
 
-def starts(settings: Settings, task: Task) -> dict[str, dict[str, np.ndarray]]:
+def starts(settings: Settings, task: fg.tasks.Task) -> dict[str, dict[str, np.ndarray]]:
     """The first hyperparameters of every trial of each initialisation: the default, or learning
     rates log-uniform between 0.001 and 10, momentum uniform between 0 and 1."""
     rng = np.random.default_rng(0)
@@ -148,19 +139,19 @@ def starts(settings: Settings, task: Task) -> dict[str, dict[str, np.ndarray]]:
 class _Fitting:
     """How models of one task are trained."""
 
-    task: Task
+    task: fg.tasks.Task
     on: OnTask
     settings: Settings
-    evaluations: dict[str, Evaluation]
+    evaluations: dict[str, fg.Evaluation]
 
     def random_starts(
-        self, algorithm: Algorithm, folder: Path, progress: Progress
+        self, algorithm: fg.Algorithm, folder: Path, progress: Progress
     ) -> dict[str, dict[str, np.ndarray]]:
         """The trials of all random initialisations together: trials x evaluations of metrics."""
         random = {i: s for i, s in starts(self.settings, self.task).items() if i != DEFAULT}
         names = list(next(iter(random.values())))
         together = {n: np.concatenate([values[n] for values in random.values()]) for n in names}
-        trials = side_by_side(algorithm, names_of.replace(algorithm.hyper, together))
+        trials = fg.side_by_side(algorithm, fg.hyper.replace(algorithm.hyper, together))
         metrics = _recorded(self.fit(trials, 0, folder, progress), self.settings)
         n = self.settings.trials
         return {
@@ -168,7 +159,7 @@ class _Fitting:
             for i, initialisation in enumerate(random)
         }
 
-    def defaults(self, algorithm: Algorithm) -> dict[str, np.ndarray]:
+    def defaults(self, algorithm: fg.Algorithm) -> dict[str, np.ndarray]:
         """One run for each seed: seeds x evaluations of metrics."""
         runs = [
             _recorded(self.fit(algorithm, seed, None, False), self.settings)
@@ -177,14 +168,14 @@ class _Fitting:
         return {metric: np.stack([run[metric] for run in runs]) for metric in runs[0]}
 
     def fit(
-        self, algorithm: Algorithm, seed: int, folder: Path | None, progress: Progress
-    ) -> History:
+        self, algorithm: fg.Algorithm, seed: int, folder: Path | None, progress: Progress
+    ) -> fg.History:
         """Train, with the model and the order of clients of this seed."""
         start = jax.random.key(seed)
         with warnings.catch_warnings():
             # Some of the rates that are drawn are much too high.
             warnings.filterwarnings("ignore", "The loss of round", RuntimeWarning)
-            return fit(
+            return fg.fit(
                 algorithm,
                 self.task.train,
                 params=self.task.init(start),
@@ -203,7 +194,7 @@ def _evaluated(settings: Settings) -> np.ndarray:
     return every if settings.rounds in every else np.append(every, settings.rounds)
 
 
-def _recorded(history: History, settings: Settings) -> dict[str, np.ndarray]:
+def _recorded(history: fg.History, settings: Settings) -> dict[str, np.ndarray]:
     """What is kept of a run, in the rounds in which it was evaluated (along the first axis): the
     metrics, the hyperparameters, and how often the guard has stepped in so far."""
     at = _evaluated(settings) - 1

@@ -1,0 +1,1 @@
+"""Clients: their examples, cohorts of them, and the populations these are sampled from."""

@@ -1,0 +1,120 @@
+"""The data of one client when clients have different amounts of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.clients.shuffle import permuted
+
+Carry = TypeVar("Carry")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Examples:
+    """One client's examples, as client code sees them: `count` of them, read by index.
+
+    In simulation this is a view of a store that all clients share, so a client costs two integers;
+    on a real node it is the node's own arrays. `capacity` is the most examples that any client of
+    the population has: a static bound on `count`.
+    """
+
+    store: Any
+    offset: jax.Array
+    count: jax.Array
+    capacity: int = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, arrays: Any) -> "Examples":
+        """A client's own arrays (leaves with one row per example) as examples."""
+        count = jax.tree.leaves(arrays)[0].shape[0]
+        store = jax.tree.map(lambda x: jnp.concatenate([x, spare_rows(x, count)]), arrays)
+        return cls(store, jnp.int32(0), jnp.int32(count), count)
+
+    def take(self, indices: jax.Array) -> Any:
+        """The examples at these indices; an index past the end gives the last example."""
+        rows = self.offset + jnp.clip(indices, 0, self.count - 1)
+        return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), self.store)
+
+    def batch(self, start: Any, size: int) -> tuple[Any, jax.Array]:
+        """Examples start ... start + size - 1, and which of them exist (others are arbitrary)."""
+        mask = start + jnp.arange(size) < self.count
+        if size > self.capacity:
+            return self.take(start + jnp.arange(size)), mask
+        # The store has `capacity` spare rows at its end, so that a slice is never shifted back.
+        begin = self.offset + start
+        rows = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, begin, size), self.store
+        )
+        return rows, mask
+
+    def shuffled(self, key: jax.Array, indices: jax.Array | None = None) -> jax.Array:
+        """These places (by default all) of a random order of the indices 0 ... count - 1, which is
+        followed by those that do not exist. Asking for a few places costs only a few."""
+        places = jnp.arange(self.capacity) if indices is None else indices
+        return jnp.where(places < self.count, permuted(key, self.count, places), places)
+
+    def fold(
+        self,
+        step: Callable[[Carry, Any, jax.Array], Carry],
+        carry: Carry,
+        batch_size: int,
+        epochs: int = 1,
+        key: jax.Array | None = None,
+        steps: int | None = None,
+    ) -> Carry:
+        """`carry = step(carry, batch, mask)` over this client's batches, in data order or shuffled.
+
+        A client with 53 examples and batches of 10 does 6 steps, the last with a mask of 3. With
+        `steps`, every client does so many, beginning again where its batches end (shuffled once).
+        The loop can be differentiated in every mode; where nothing is pulled back through it, the
+        executor ends it after this client's last batch instead of the largest client's.
+        """
+        batches = -(-self.count // batch_size)
+        most = -(-self.capacity // batch_size)
+
+        def take(i: jax.Array) -> tuple[Any, jax.Array]:
+            epoch, start = i // batches, i % batches * batch_size
+            if key is None:
+                return self.batch(start, batch_size)
+            now = key if epochs == 1 or steps is not None else jax.random.fold_in(key, epoch)
+            places = start + jnp.arange(batch_size)
+            return self.take(self.shuffled(now, places)), places < self.count
+
+        if steps is not None:
+            return jax.lax.fori_loop(0, steps, lambda i, c: step(c, *take(i)), carry)
+        return repeat(lambda i, c: step(c, *take(i)), carry, batches * epochs, most * epochs)
+
+
+def spare_rows(leaf: Any, rows: int) -> Any:
+    """What follows the last example in a store: so many rows that `batch` may read past the end.
+
+    They are masked, but are examples all the same, copies of the first: a loss may be infinite on
+    zeros, and zero times infinity is not zero.
+    """
+    numbers = np if isinstance(leaf, np.ndarray) else jnp
+    return numbers.broadcast_to(leaf[:1], (rows, *leaf.shape[1:]))
+
+
+def repeat(
+    step: Callable[[jax.Array, Carry], Carry], carry: Carry, times: jax.Array, most: int
+) -> Carry:
+    """`for i in range(times): carry = step(i, carry)` with `times <= most`, differentiable.
+
+    It is traced as a scan of static length whose steps past `times` do nothing. The local executor
+    knows this form and runs it with a dynamic trip count (executors/loops.py).
+    """
+
+    times = jnp.asarray(times, jnp.int32)
+
+    def body(state: tuple[jax.Array, Carry], _: None) -> tuple[tuple[jax.Array, Carry], None]:
+        i, inner = state
+        inner = jax.lax.cond(i < times, lambda c: step(i, c), lambda c: c, inner)
+        return (i + 1, inner), None
+
+    (_, carry), _ = jax.lax.scan(body, (jnp.int32(0), carry), None, length=most)
+    return carry

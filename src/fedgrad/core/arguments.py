@@ -1,0 +1,191 @@
+"""The one reader of arguments: what running, planning and differentiating see of a call."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedgrad.core.errors import ArgumentError, CohortError
+from fedgrad.core.graph import Value
+from fedgrad.core.placement import SERVER
+from fedgrad.core.program import Program
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """A leaf of a client argument that all clients see whole: a store of examples."""
+
+    array: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Clients as a program sees them."""
+
+    view: Any  # a pytree; a leaf has a leading axis over clients, or is `Shared` by them
+    index: Any  # which clients these are
+    count: Any  # how many examples each has
+
+
+class ClientData(ABC):
+    """What stands for clients in an argument of a program and is no stacked array."""
+
+    @abstractmethod
+    def seen(self, where: str) -> Seen:
+        """The clients as a program sees them; `where` it is an argument, for an error."""
+
+
+def map_parts(fun: Callable[[Any], Any], argument: Any) -> Any:
+    """`fun` of every array and every `ClientData` of an argument."""
+    return jax.tree.map(fun, argument, is_leaf=_is_client_data)
+
+
+def parts(argument: Any) -> list[Any]:
+    """Every array and every `ClientData` of an argument."""
+    return jax.tree.leaves(argument, is_leaf=_is_client_data)
+
+
+def _is_client_data(x: Any) -> bool:
+    return isinstance(x, ClientData)
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """The arguments of one call, flat, each leaf with what one client sees of it."""
+
+    leaves: list[Any]
+    values: list[Value]
+    names: list[str]  # of the argument that each leaf is of
+    tree: Any  # of all arguments, in their order
+    arguments: tuple[str, ...]
+    clients: dict[str, int]  # how many, by placement
+    indices: dict[str, Any]  # which clients these are, where the arguments say so
+    sizes: dict[str, Any]  # how many examples each client has, where clients are ragged
+
+    def rebuild(self, flat: Sequence[Any]) -> dict[str, Any]:
+        """Arguments by name, from something for each leaf."""
+        return dict(zip(self.arguments, jax.tree.unflatten(self.tree, flat), strict=True))
+
+
+def read_arguments(program: Program, arguments: dict[str, Any]) -> Arguments:
+    """Check the arguments of a call and see them as one client does."""
+    found: dict[str, Seen] = {}
+    views = {}
+    for name, argument in arguments.items():
+        placement = program.placements.get(name)
+        if placement is not None:
+            where = f"{program.name}: argument {name!r}, at {placement.name}"
+            argument, clients = _seen(argument, where)
+            if clients:
+                found.setdefault(placement.name, clients[0])
+        elif any(map(_is_client_data, parts(argument))):
+            raise CohortError.here(
+                f"{program.name}: argument {name!r} is at the server, but got clients. Name it: "
+                f"@fg.program({name}=fg.CLIENTS)."
+            )
+        views[name] = argument
+    return _read(program, views, found, stacked=True)
+
+
+def read_inside(program: Program, arguments: dict[str, Any]) -> Arguments:
+    """The same of a call inside of a program, which has one client's values already."""
+    return _read(program, arguments, {}, stacked=False)
+
+
+def _read(
+    program: Program, views: dict[str, Any], found: dict[str, Seen], stacked: bool
+) -> Arguments:
+    paths, tree = jax.tree_util.tree_flatten_with_path(list(views.values()))
+    names: list[str] = []
+    leaves: list[Any] = []
+    values: list[Value] = []
+    clients: dict[str, tuple[int, str]] = {}
+    for (position, *path), leaf in paths:
+        name = list(views)[position.idx]
+        label = f'"{name}{jax.tree_util.keystr(tuple(path))}"'
+        shared = isinstance(leaf, Shared)
+        leaf = leaf.array if isinstance(leaf, Shared) else leaf
+        aval = _aval(leaf, label, program)
+        placement = program.placements.get(name)
+        at = SERVER if placement is None else placement.name
+        if stacked and placement is not None and not shared:
+            _count_clients(clients, at, aval, label, program)
+            aval = jax.core.ShapedArray(aval.shape[1:], aval.dtype)
+        names.append(name)
+        leaves.append(leaf)
+        values.append(Value(aval, at, label, shared=shared))
+    return Arguments(
+        leaves,
+        values,
+        names,
+        tree,
+        tuple(views),
+        clients={at: n for at, (n, _) in clients.items()},
+        indices={at: seen.index for at, seen in found.items()},
+        sizes={at: seen.count for at, seen in found.items()},
+    )
+
+
+def _seen(argument: Any, where: str) -> tuple[Any, list[Seen]]:
+    """A client argument as one client sees it, and what there is of `ClientData` in it."""
+    if isinstance(argument, list):
+        raise CohortError.here(
+            f"{where}: got a list of {len(argument)}. Is it one entry per client? Then stack them, "
+            "or write fg.cohort([...]) if clients have different sizes. If it is a pytree whose "
+            "parts are stacked over clients, make it a tuple."
+        )
+    if isinstance(argument, np.ndarray) and argument.dtype == object:
+        raise CohortError.here(
+            f"{where}: got an array of objects, so clients of different sizes. "
+            "Write fg.cohort([client_0, client_1, ...])."
+        )
+    if not parts(argument):
+        raise CohortError.here(f"{where}: got {argument!r}, which has no array over clients.")
+    seen: list[Seen] = []
+
+    def view(part: Any) -> Any:
+        if not isinstance(part, ClientData):
+            return part
+        seen.append(part.seen(where))
+        return seen[-1].view
+
+    return map_parts(view, argument), seen
+
+
+def _aval(leaf: Any, label: str, program: Program) -> Any:
+    if isinstance(leaf, jax.Array):  # at once: a model has many leaves, and eval_shape traces each
+        weak = jax.typeof(leaf).weak_type
+        return jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=weak)
+    try:
+        shape = jax.eval_shape(lambda x: x, leaf)
+    except TypeError:
+        raise ArgumentError.here(
+            f"{program.name}: {label} is {type(leaf).__name__} {leaf!r}, which is not an array. "
+            "Bind what is not data beforehand, for example with functools.partial."
+        ) from None
+    return jax.core.ShapedArray(shape.shape, shape.dtype, weak_type=shape.weak_type)
+
+
+def _count_clients(
+    clients: dict[str, tuple[int, str]], at: str, aval: Any, label: str, program: Program
+) -> None:
+    if not aval.shape:
+        raise CohortError.here(
+            f"{program.name}: {label} is at {at}, so it has a leading axis over clients; got a "
+            "scalar."
+        )
+    n, first = clients.setdefault(at, (aval.shape[0], label))
+    if n == 0 or aval.shape[0] == 0:
+        raise CohortError.here(
+            f"{program.name}: {label} has no clients: its shape is {aval.shape}. A cohort needs at "
+            "least one client."
+        )
+    if n != aval.shape[0]:
+        raise CohortError.here(
+            f"{program.name}: different numbers of clients at {at}: {first} has {n}, {label} has "
+            f"{aval.shape[0]} (shape {aval.shape}). Give both the same clients; for clients of "
+            "different sizes use fg.cohort([...])."
+        )

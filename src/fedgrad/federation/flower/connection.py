@@ -1,0 +1,63 @@
+"""How a process reaches the SuperLink: its address, certificates, and when plaintext will do."""
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedgrad.core.errors import ArgumentError
+from fedgrad.federation.protocol.errors import FederationError
+
+
+class EngineError(FederationError):
+    """The engine of a federation is absent, out of reach, or refuses us."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """An address and what protects the way there. Made by `secured`, which checks it."""
+
+    address: str
+    root_certificates: bytes | None = None
+    """PEM of the authorities to trust; with None and TLS, those of the system."""
+    plaintext: bool = False
+
+
+def secured(
+    address: str, root_certificates: str | Path | None = None, *, insecure: bool = False
+) -> Connection:
+    """The connection to `address`: TLS, except on loopback or where `insecure` is asked for.
+
+    On loopback without certificates the SuperLink is taken to be a local one for trying out, and
+    that speaks plaintext. Everywhere else plaintext has to be asked for.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdigit() or "/" in host:
+        raise ArgumentError.here(f"A SuperLink is named as host:port, got {address!r}.")
+    if root_certificates is None:
+        return Connection(address, plaintext=insecure or is_loopback(host))
+    if insecure:
+        raise ArgumentError.here("Certificates are for TLS, insecure is for none: give one.")
+    return Connection(address, _certificates(root_certificates))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, whatever the network says."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read(path: str | Path, what: str) -> bytes:
+    """The content of a file that the user named."""
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ArgumentError.here(f"The {what} cannot be read: {error}.") from None
+
+
+def _certificates(path: str | Path) -> bytes:
+    content = read(path, "file of root certificates")
+    if b"-----BEGIN CERTIFICATE-----" not in content:
+        raise ArgumentError.here(f"{path} holds no PEM certificate.")
+    return content

@@ -1,0 +1,167 @@
+"""Envelopes as Flower messages, and a transport on a Flower grid: Flower's public API only."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from fedgrad.federation.flower.connection import EngineError
+from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.protocol.packing import MalformedEnvelope, pack, unpack
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+except ModuleNotFoundError as error:
+    raise EngineError(
+        f"A real federation needs Flower, which is not installed ({error}): "
+        "pip install 'fedgrad[flower]'"
+    ) from error
+
+MESSAGE_TYPE = "query.fedgrad"
+"""What a node's app is asked for; everything else about a request is in its envelope."""
+
+DRIVEN = "fedgrad"
+"""The group of messages of a run that is driven by `flower_driver`, not by Flower's own grid."""
+
+RECORD, FIELD = "fedgrad", "envelope"
+_SERIALISATION = "fedgrad.envelope"
+_INLINE = 1 << 18
+"""Bytes up to which an envelope is one field of a config record, which takes fewest requests; a
+larger one is an array, which Flower moves in pieces (and ten times faster, if there are many)."""
+_CLOCKS_DIFFER = 60.0
+"""Seconds by which a message outlives its deadline, as the clocks of two machines may differ."""
+
+
+class Grid(Protocol):
+    """What is used of a Flower grid."""
+
+    def get_node_ids(self) -> Iterable[int]: ...
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]: ...
+
+
+def content(envelope: Envelope, salt: str = "") -> RecordDict:
+    """The content of a Flower message that carries an envelope."""
+    data = pack(envelope, salt)
+    if len(data) <= _INLINE:
+        return RecordDict({RECORD: ConfigRecord({FIELD: data})})
+    array = Array("uint8", (len(data),), _SERIALISATION, data)
+    return RecordDict({RECORD: ArrayRecord({FIELD: array})})
+
+
+def envelope(message: Message) -> Envelope:
+    """The envelope that a Flower message carries; what went wrong on the way is one too."""
+    if message.has_error():
+        failure = message.error
+        return Envelope("error", {"reason": f"Flower, code {failure.code}: {failure.reason}"})
+    record = message.content.get(RECORD)
+    data = record.get(FIELD) if isinstance(record, ConfigRecord | ArrayRecord) else None
+    data = data.data if isinstance(data, Array) else data
+    if not isinstance(data, bytes):
+        return Envelope("error", {"reason": "The message is not one of fedgrad's."})
+    try:
+        return unpack(data)
+    except MalformedEnvelope as failure:
+        return Envelope("error", {"reason": str(failure)})
+
+
+def reply(message: Message, answer: Envelope) -> Message:
+    """The Flower message that answers another one."""
+    # Equal answers of two nodes would share their objects at the SuperLink, and then one node could
+    # hold up the other; with the request's id in them, they do not.
+    return Message(content(answer, salt=message.metadata.message_id), reply_to=message)
+
+
+def _message(to: int, data: RecordDict, seconds: float) -> Message:
+    return Message(data, dst_node_id=to, message_type=MESSAGE_TYPE, ttl=seconds)
+
+
+def pauses(longest: float) -> Iterator[float]:
+    """How long to wait before asking again: soon at first, then less and less often."""
+    pause = 0.01
+    while True:
+        yield pause
+        pause = min(1.3 * pause, longest)
+
+
+class GridTransport:
+    """Carries envelopes over a Flower grid, such as the one that a ServerApp is given."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        message: Callable[[int, RecordDict, float], Message] = _message,
+    ) -> None:
+        """`message` makes the message to a node, of this content, that lives so many seconds."""
+        self.grid = grid
+        self._message = message
+
+    def nodes(self) -> list[int]:
+        """The ids of the nodes that are connected now."""
+        return sorted(self.grid.get_node_ids())
+
+    def exchange(
+        self,
+        requests: dict[int, Envelope],
+        deadline: float,
+        enough: Callable[[dict[int, Envelope]], bool] | None = None,
+    ) -> dict[int, Envelope]:
+        """Send each node its request; the replies within `deadline` seconds, or until enough."""
+        if not requests:
+            return {}
+        ends = time.monotonic() + deadline
+        arrived: queue.SimpleQueue[tuple[int, Envelope] | Exception] = queue.SimpleQueue()
+        over = threading.Event()
+
+        def carry() -> None:
+            awaited: dict[str, int] = {}
+            try:
+                awaited = self._send(requests, deadline)
+                for node in requests.keys() - awaited.values():
+                    arrived.put((node, Envelope("error", {"reason": "There is no such node."})))
+                for pause in pauses(0.1):
+                    if not awaited or over.wait(pause):
+                        break
+                    for message in self.grid.pull_messages(list(awaited)):
+                        request = message.metadata.reply_to_message_id
+                        if request in awaited:  # else a duplicate, or not for us
+                            arrived.put((awaited.pop(request), envelope(message)))
+                self._tidy(awaited)
+            except Exception as failure:
+                arrived.put(failure)
+
+        # A grid has no deadlines of its own, and waits long for what is only half there.
+        threading.Thread(target=carry, name="fedgrad-exchange", daemon=True).start()
+        replies: dict[int, Envelope] = {}
+        try:
+            while len(replies) < len(requests):
+                item = arrived.get(timeout=max(0.0, ends - time.monotonic()))
+                if isinstance(item, EngineError):
+                    raise type(item).here(str(item))
+                if isinstance(item, Exception):
+                    raise EngineError.here(f"Flower failed: {item!r}.") from item
+                replies[item[0]] = item[1]
+                if enough is not None and enough(replies):
+                    break
+        except queue.Empty:
+            pass
+        finally:
+            over.set()
+        return replies
+
+    def _tidy(self, unanswered: Iterable[str]) -> None:
+        """What to do when an exchange is over; Flower's public API offers nothing for that."""
+
+    def _send(self, requests: dict[int, Envelope], deadline: float) -> dict[str, int]:
+        """Push all requests; which node each message went to, by the message's id."""
+        contents: dict[int, RecordDict] = {}
+        for request in requests.values():
+            if id(request) not in contents:  # the same request to many is packed once
+                contents[id(request)] = content(request)
+        messages = [
+            self._message(node, contents[id(request)], deadline + _CLOCKS_DIFFER)
+            for node, request in requests.items()
+        ]
+        ids = list(self.grid.push_messages(messages))
+        return {name: node for name, node in zip(ids, requests, strict=True) if name}

@@ -1,0 +1,89 @@
+"""Everything of Flower below its public API that is used here, checked when it is imported.
+
+A user's process drives a run itself and a site's agent stays in memory between messages; Flower has
+no public API for either. What is used moves between versions, so it is named in this file only.
+"""
+
+# ruff: noqa: F401 (the imports are what this file is for)
+
+from importlib.metadata import version
+
+from fedgrad.federation.flower import (
+    engine as flower_engine,  # says so first if there is no Flower at all
+)
+from fedgrad.federation.flower.connection import EngineError
+
+try:
+    import httpx
+    from flwr.app import (
+        Array,
+        ArrayRecord,
+        ConfigRecord,
+        Error,
+        Message,
+        Metadata,
+        RecordDict,
+    )
+    from flwr.app.message import make_message, remove_content_from_message
+    from flwr.app.message.arraychunk import ArrayChunk
+    from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
+    from flwr.common.serde import message_from_proto, message_to_proto
+    from flwr.proto.control_pb2 import (
+        ListNodesRequest,
+        ListRunsRequest,
+        RegisterNodeRequest,
+        StartRunRequest,
+    )
+    from flwr.proto.fab_pb2 import Fab
+    from flwr.proto.fleet_pb2 import (
+        ActivateNodeRequest,
+        DeactivateNodeRequest,
+        PullMessagesRequest,
+        PushMessagesRequest,
+        RegisterNodeFleetRequest,
+        UnregisterNodeFleetRequest,
+    )
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+    from flwr.proto.message_pb2 import (
+        ConfirmMessageReceivedRequest,
+        PullObjectRequest,
+        PushObjectRequest,
+    )
+    from flwr.proto.node_pb2 import Node
+    from flwr.proto.runtime_pb2 import (
+        AcquireTaskRequest,
+        GetNodesRequest,
+        PullAppMessagesRequest,
+        PullTaskInputRequest,
+        PushAppMessagesRequest,
+        PushTaskOutputRequest,
+        SendTaskHeartbeatRequest,
+    )
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.control.control_http_client import ControlHttpClient
+    from flwr.supercore.date import now
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+    from flwr.supercore.inflatable.inflatable_object import (
+        InflatableObject,
+        get_all_nested_objects,
+        get_object_tree,
+        no_object_id_recompute,
+    )
+    from flwr.supercore.interceptors import (
+        RuntimeTokenHttpInterceptor,
+        SuperExecAuthHttpInterceptor,
+    )
+    from flwr.supercore.interceptors.http.utils import add_headers
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClient, ProtobufRequestContext
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+except ImportError as error:
+    raise EngineError(
+        f"fedgrad was written against flwr 1.41 and 1.42, and {error} in flwr {version('flwr')}: "
+        "pip install 'fedgrad[flower]'. (A stock Flower app needs only Flower's public API.)"
+    ) from error
+
+del flower_engine

@@ -1,0 +1,48 @@
+"""Keys of nodes, as ssh-keygen or openssl wrote them."""
+
+from pathlib import Path
+
+from fedgrad.core.errors import ArgumentError
+from fedgrad.federation.flower.connection import EngineError, read
+
+try:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+except ModuleNotFoundError as error:
+    raise EngineError(
+        f"Certificates and keys need cryptography, which is not installed ({error}): "
+        "pip install 'fedgrad[flower]'"
+    ) from error
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """A new private key."""
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def private_key(path: str | Path) -> ec.EllipticCurvePrivateKey:
+    """The private key in a file, as ssh-keygen or openssl wrote it."""
+    content = read(path, "key")
+    openssh = b"OPENSSH PRIVATE KEY" in content
+    load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
+    try:
+        key = load(content, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ArgumentError.here(f"{path} holds no private key: {error}.") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ArgumentError.here(f"{path} is no elliptic-curve key: ssh-keygen -t ecdsa -b 384.")
+    return key
+
+
+def public_key(path: str | Path) -> bytes:
+    """The public key in a file that ssh-keygen wrote, as PEM."""
+    try:
+        key = serialization.load_ssh_public_key(read(path, "key"))
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ArgumentError.here(f"{path} holds no public key: {error}.") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ArgumentError.here(f"{path} is no elliptic-curve key: ssh-keygen -t ecdsa -b 384.")
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )

@@ -1,0 +1,117 @@
+"""The objects that Flower makes of a message, on their way to and from a SuperLink."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from fedgrad.federation.flower import internals as flower
+from fedgrad.federation.flower.connection import EngineError
+from fedgrad.federation.flower.engine import FIELD, MESSAGE_TYPE, RECORD
+from fedgrad.federation.flower.http import Denied, call
+
+_OVERHEAD = 1 << 16  # of a message's bytes over those of its arrays
+
+
+class TooLarge(EngineError):
+    """A message has more bytes than are allowed here."""
+
+
+class ObjectClient(Protocol):
+    """The part of the driver's and of the node's API that moves objects."""
+
+    def PushObject(self, request: Any) -> Any: ...
+    def PullObject(self, request: Any) -> Any: ...
+    def ConfirmMessageReceived(self, request: Any) -> Any: ...
+
+
+def upload(
+    api: ObjectClient,
+    node: Any,
+    run: int,
+    session: str,
+    messages: Iterable[flower.Message],
+    wanted: Iterable[str],
+) -> None:
+    """Push those objects of the messages that the SuperLink wants."""
+    objects: dict[str, Any] = {}
+    for message in messages:
+        objects.update(flower.get_all_nested_objects(message))
+    for name in wanted:
+        request = flower.PushObjectRequest(
+            node=node,
+            run_id=run,
+            object_id=name,
+            object_content=objects[name].deflate(),
+            session_id=session,
+        )
+        # Not stored means that the receiver has what it needs already, or that time is over.
+        call(api.PushObject, request)
+
+
+def payload(tree: Any) -> list[str]:
+    """The objects of a message that hold the envelope, all that a receiver of ours fetches: the one
+    record of its content, or the one array of that and its pieces."""
+    record = _only(_only(tree))
+    if not record.children:
+        return [record.object_id]
+    array = _only(record)
+    return [array.object_id, *(chunk.object_id for chunk in array.children)]
+
+
+def _only(tree: Any) -> Any:
+    if len(tree.children) != 1:
+        raise Denied("The message is not one of fedgrad's.")
+    return tree.children[0]
+
+
+class Download:
+    """A message that is announced, and whose content comes as its sender uploads it."""
+
+    def __init__(
+        self, api: ObjectClient, node: Any, run: int, proto: Any, tree: Any, most: int
+    ) -> None:
+        """`most` is how many bytes of content are fetched at most."""
+        self.message = flower.message_from_proto(proto)
+        self._api, self._node, self._run, self._most = api, node, run, most
+        ours = not self.message.has_error() and self.message.metadata.message_type == MESSAGE_TYPE
+        self._names = payload(tree) if ours else []
+        self._contents: dict[str, bytes] = {}
+
+    @property
+    def answers(self) -> str:
+        """The id of the message to which this one replies."""
+        return str(self.message.metadata.reply_to_message_id)
+
+    def advance(self) -> flower.Message | None:
+        """Fetch what is there; the message once it is complete. Never waits for the sender."""
+        for name in self._names[len(self._contents) :]:
+            request = flower.PullObjectRequest(node=self._node, run_id=self._run, object_id=name)
+            answer = call(self._api.PullObject, request)
+            if not answer.object_found:
+                raise Denied("Part of a message is gone: it was withdrawn, or expired.")
+            if not answer.object_available:
+                return None
+            self._contents[name] = answer.object_content
+            if sum(map(len, self._contents.values())) > self._most + _OVERHEAD:
+                raise TooLarge(f"The message has more than {self._most} bytes.")
+        if self._names:
+            self.message.content = flower.RecordDict({RECORD: self._record()})
+        return self.message
+
+    def _record(self) -> flower.ConfigRecord | flower.ArrayRecord:
+        first, *chunks = self._names
+        if not chunks:
+            return flower.ConfigRecord.inflate(self._contents[first])
+        pieces: dict[str, flower.InflatableObject] = {
+            name: flower.ArrayChunk.inflate(self._contents.pop(name)) for name in chunks
+        }
+        return flower.ArrayRecord({FIELD: flower.Array.inflate(self._contents[first], pieces)})
+
+    def discard(self) -> None:
+        """Let the SuperLink forget the message's objects. To be called at the end in any case."""
+        discard(self._api, self._node, self._run, self.message.metadata.message_id)
+
+
+def discard(api: ObjectClient, node: Any, run: int, name: str) -> None:
+    """Let the SuperLink forget the objects of a message, received or not."""
+    request = flower.ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
+    call(api.ConfirmMessageReceived, request)

@@ -1,0 +1,133 @@
+"""A run at a SuperLink, driven from this process: its messages out and its replies in."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fedgrad.federation.flower import internals as flower
+from fedgrad.federation.flower.connection import EngineError
+from fedgrad.federation.flower.engine import DRIVEN, MESSAGE_TYPE
+from fedgrad.federation.flower.http import Denied, call
+from fedgrad.federation.flower.objects import Download, TooLarge, discard, upload
+
+_LATE = 3600.0  # seconds after which a late reply is not looked for any more
+
+
+class RunGrid:
+    """The grid of a run that this process drives; unlike Flower's own, it never waits long."""
+
+    def __init__(self, api: Any, run: int, known: set[bytes] | None, most: int) -> None:
+        self.run = run
+        self._api = api
+        self._known, self._most = known, most
+        self._node = flower.Node(node_id=flower.SUPERLINK_NODE_ID)
+        self._arriving: dict[str, Download] = {}
+        self._received: list[Download] = []
+        self._abandoned: dict[str, float] = {}
+
+    def get_node_ids(self) -> list[int]:
+        """The nodes that are connected, and known if only known ones will do."""
+        nodes = _ask(self._api.GetNodes, flower.GetNodesRequest()).nodes
+        return [n.node_id for n in nodes if self._known is None or n.public_key in self._known]
+
+    def message(self, to: int, data: flower.RecordDict, seconds: float) -> flower.Message:
+        """A message of this run. (Flower's constructor knows one run per process.)"""
+        metadata = flower.Metadata(
+            run_id=self.run,
+            message_id="",
+            src_node_id=flower.SUPERLINK_NODE_ID,
+            dst_node_id=to,
+            reply_to_message_id="",
+            group_id=DRIVEN,
+            created_at=flower.now().timestamp(),
+            ttl=seconds,
+            message_type=MESSAGE_TYPE,
+        )
+        return flower.make_message(metadata, data)
+
+    def push_messages(self, messages: Iterable[flower.Message]) -> list[str]:
+        """Send messages; their ids, empty for a node that there is not."""
+        messages = list(messages)
+        with flower.no_object_id_recompute():
+            for message in messages:
+                message.metadata.__dict__["_message_id"] = message.object_id
+            bare = [flower.remove_content_from_message(message) for message in messages]
+            request = flower.PushAppMessagesRequest(
+                messages_list=[flower.message_to_proto(message) for message in bare],
+                message_object_trees=[flower.get_object_tree(message) for message in messages],
+            )
+            answer = _ask(self._api.PushMessages, request)
+            # Nodes can begin with what holds the envelope; it leads the list of each message.
+            wanted = list(answer.objects_to_push)
+            upload(self._api, self._node, self.run, answer.session_id, messages, wanted)
+        return list(answer.message_ids)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[flower.Message]:
+        """The replies that are here in full; what is on its way is fetched as far as it is."""
+        ids = list(message_ids)
+        waiting = [name for name in ids if name not in self._arriving]
+        self._arriving |= {reply.answers: reply for reply in self._announced(waiting)}
+        complete = []
+        for name in ids:
+            if (reply := self._arriving.get(name)) and (message := _advanced(reply)):
+                self._received.append(self._arriving.pop(name))
+                complete.append(message)
+        return complete
+
+    def tidy(self, unanswered: Iterable[str]) -> None:
+        """Let the SuperLink forget what has been received, and withdraw requests: a node that has
+        not begun with one will not get it any more."""
+        received, self._received = self._received, []
+        for reply in received:
+            reply.discard()
+        for name in unanswered:
+            if half := self._arriving.pop(name, None):
+                half.discard()
+            discard(self._api, self._node, self.run, name)
+            self._abandoned[name] = time.monotonic() + _LATE
+
+    def finish(self) -> None:
+        """End the run."""
+        ended = flower.PushTaskOutputRequest(sub_status=flower.SubStatus.COMPLETED, details="")
+        try:
+            call(self._api.PushTaskOutput, ended)
+        except EngineError:
+            pass  # the SuperLink is gone, and the run with it
+        self._api.close()
+
+    def keep_alive(self) -> None:
+        """Tell the SuperLink that the run goes on, and throw away what came too late."""
+        call(self._api.SendTaskHeartbeat, flower.SendTaskHeartbeatRequest())
+        for reply in self._announced(list(self._abandoned)):
+            self._abandoned.pop(reply.answers, None)
+            reply.discard()
+        for name in [n for n, until in list(self._abandoned.items()) if until < time.monotonic()]:
+            self._abandoned.pop(name, None)
+
+    def _announced(self, ids: list[str]) -> list[Download]:
+        if not ids:
+            return []
+        answer = _ask(self._api.PullMessages, flower.PullAppMessagesRequest(message_ids=ids))
+        pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
+        return [Download(self._api, self._node, self.run, m, tree, self._most) for m, tree in pairs]
+
+
+def _advanced(reply: Download) -> flower.Message | None:
+    """The reply if it is complete; one that says what is wrong with it if it never will be."""
+    try:
+        return reply.advance()
+    except (Denied, TooLarge) as failure:
+        error = flower.Error(0, str(failure))
+        return flower.make_message(reply.message.metadata, error=error)
+
+
+def _ask(method: Callable[[Any], Any], request: object) -> Any:
+    try:
+        return call(method, request)
+    except Denied as denied:
+        if denied.code != flower.ApiErrorCode.RUNTIME_AUTHENTICATION_FAILED:
+            raise
+        raise Denied(
+            "The run is over: somebody stopped it, or the SuperLink had not heard of this process "
+            "for a minute. Connect again."
+        ) from None

@@ -1,0 +1,177 @@
+"""One message to some clients and their answers, each found good or not, with the reason."""
+
+import json
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedgrad.federation.protocol.envelope import Envelope, Meta
+from fedgrad.federation.protocol.errors import Refused
+from fedgrad.federation.protocol.federation import Federation
+from fedgrad.federation.protocol.report import Report
+from fedgrad.federation.protocol.stage_program import StageProgram
+from fedgrad.federation.protocol.values import Remote
+
+Arrays = Sequence[np.ndarray[Any, Any]]
+Enough = Callable[[Collection[int]], bool]  # of the clients that have answered well
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One stage for the clients of a placement."""
+
+    placement: str
+    program: StageProgram
+    at: tuple[int, ...]  # the iterations of the loops around the stage
+    sent: list[np.ndarray[Any, Any]]
+    own: list[Remote]
+    keep: list[Remote]
+    free: list[Remote]  # of what it reads, what nobody reads afterwards
+
+    @property
+    def sums(self) -> tuple[Any, ...]:
+        """Shapes and dtypes of what each client sends."""
+        return self.program.outputs[: self.program.summed]
+
+
+@dataclass(eq=False)
+class Delivery:
+    """Sends each client its part of some work and judges the replies.
+
+    `clients`: by client, its work and how many clients are said to take part in it.
+    """
+
+    federation: Federation
+    nodes: dict[int, int]  # by client, those that are connected
+    clients: dict[int, list[tuple[Work, int]]]
+    allow_non_finite: bool
+    deadline: float
+    signature: Callable[[str], bytes]
+    report: Report
+    good: dict[int, Arrays] = field(default_factory=dict)  # in the order in which they came
+    bad: dict[int, str] = field(default_factory=dict)  # why
+    lost: set[int] = field(default_factory=set)  # of these, who has lost what it should remember
+
+    def run(self, enough: Enough | None) -> None:
+        """Send all work, and take the answers that come until it is enough."""
+        for client in self.clients.keys() - self.nodes.keys():
+            self.bad[client] = "is not connected"
+        ends = time.monotonic() + self.deadline
+        forgetful = self._send(self._open(), ends, enough)
+        if forgetful:  # a restarted node has nothing left
+            for client in forgetful:
+                self.federation.known_by(self.nodes[client]).clear()
+            again = self._send(forgetful, ends, None)
+            self.bad.update(dict.fromkeys(again, "forgets at once what it is sent"))
+        if enough is None or not enough(self.good):
+            self.bad.update(dict.fromkeys(self._open(), "did not answer in time"))
+
+    def _open(self) -> set[int]:
+        return {c for c in self.clients if c not in self.good and c not in self.bad}
+
+    def _send(self, clients: set[int], ends: float, enough: Enough | None) -> set[int]:
+        """Ask these clients; gives those whose nodes know nothing of a program or constant."""
+        made: dict[Any, Envelope] = {}
+        requests = {self.nodes[c]: self._request(c, made) for c in sorted(clients)}
+        client = {self.nodes[c]: c for c in clients}
+        judged: set[int] = set()
+
+        def judge(replies: dict[int, Envelope]) -> None:
+            refusing = [client[node] for node, r in replies.items() if r.kind == "refused"]
+            if refusing:
+                site, reason = min(refusing), replies[self.nodes[min(refusing)]].reason
+                raise Refused.here(
+                    f"{self.report.program}: the site of client {site} refuses: {reason}."
+                )
+            for node, reply in replies.items():
+                if node not in judged:
+                    judged.add(node)
+                    self._judge(client[node], reply)
+
+        def answered(replies: dict[int, Envelope]) -> bool:
+            assert enough is not None
+            judge(replies)
+            return enough(self.good)
+
+        self.report.messages += 1
+        left = max(0.0, ends - time.monotonic())
+        replies = self.federation.ask(requests, left, answered if enough else None)
+        judge(replies)
+        return {client[node] for node, reply in replies.items() if reply.kind == "unknown"}
+
+    def _request(self, client: int, made: dict[Any, Envelope]) -> Envelope:
+        """Clients with the same request share one object, which engines then pack only once."""
+        node, work = self.nodes[client], self.clients[client]
+        known = self.federation.known_by(node)
+        constants = {
+            digest: array
+            for w, _ in work
+            for remote in w.own
+            for digest, array in remote.constants.items()
+            if digest not in known
+        }
+        programs = {w.program.digest: w.program for w, _ in work if w.program.digest not in known}
+        items = json.dumps([_item(w, cohort) for w, cohort in work])
+        told = '["index"]' in items and node not in self.federation.declared
+        waste = self.federation.waste(node)
+        key = (items, tuple(constants), tuple(programs), client if told else None, tuple(waste))
+        sent = [x for w, _ in work for x in w.sent]
+        if key not in made:
+            meta: dict[str, Meta] = {"work": items, "constants": list(constants), "names": waste}
+            meta["signatures"] = [self.signature(digest).hex() for digest in programs]
+            meta |= {"index": client} if told else {}
+            code = [np.frombuffer(program.content, np.uint8) for program in programs.values()]
+            made[key] = Envelope("run", meta, (*sent, *constants.values(), *code))
+        for w, _ in work:
+            for remote in w.keep:
+                remote.nodes.add(node)
+        values = sum(array.nbytes for array in sent)
+        self.report.of(client).down += values
+        self.report.of(client).setup += made[key].bytes - values
+        return made[key]
+
+    def _judge(self, client: int, reply: Envelope) -> None:
+        self.report.of(client).up += reply.bytes
+        if reply.kind == "unknown":
+            return
+        if reply.kind != "ok":
+            self.bad[client] = reply.reason or f"replied with {reply.kind!r}"
+            if reply.meta.get("lost"):
+                self.lost.add(client)
+            return
+        expected = [aval for w, _ in self.clients[client] for aval in w.sums]
+        wrong = self._wrong(reply.arrays, expected)
+        if wrong:
+            self.bad[client] = wrong
+            return
+        self.good[client] = reply.arrays
+        known = self.federation.known_by(self.nodes[client])
+        for w, _ in self.clients[client]:
+            known.update([w.program.digest], *(remote.constants for remote in w.own))
+            for remote in w.free:
+                remote.nodes.discard(self.nodes[client])
+
+    def _wrong(self, arrays: Arrays, expected: Sequence[Any]) -> str:
+        if len(arrays) != len(expected):
+            return f"sent {len(arrays)} arrays instead of {len(expected)}"
+        for array, aval in zip(arrays, expected, strict=True):
+            if (array.shape, array.dtype) != (aval.shape, aval.dtype):
+                return f"sent {array.dtype}{list(array.shape)} instead of {aval.str_short()}"
+            inexact = np.issubdtype(array.dtype, np.inexact) or array.dtype.kind == "V"
+            if inexact and not self.allow_non_finite and not np.isfinite(array).all():
+                return "sent numbers that are not finite"
+        return ""
+
+
+def _item(work: Work, cohort: int) -> dict[str, Any]:
+    return {
+        "program": work.program.digest,
+        "at": list(work.at),
+        "cohort": cohort,
+        "inputs": [remote.source for remote in work.own],
+        "keep": [remote.source[1] for remote in work.keep],
+        "free": [remote.source[1] for remote in work.free],
+    }

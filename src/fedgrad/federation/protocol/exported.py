@@ -1,0 +1,169 @@
+"""Client stages of a plan as programs that can be sent: StableHLO, and where inputs are from."""
+
+import functools
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import export
+
+from fedgrad.core.errors import ArgumentError, PlanError
+from fedgrad.core.graph import read
+from fedgrad.core.placement import is_client
+from fedgrad.executors.rewrite import evaluate
+from fedgrad.federation.protocol.declared import Declared
+from fedgrad.federation.protocol.errors import FederationError, MissingExtra
+from fedgrad.federation.protocol.origins import Origins
+from fedgrad.federation.protocol.sources import ARGUMENT, Source, check_source
+from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
+from fedgrad.plan.plan import Plan
+from fedgrad.plan.stages import Exchange, Steps
+
+
+def programs(
+    plan: Plan, sources: Sequence[Source], platforms: Sequence[str] = PLATFORMS
+) -> tuple[StageProgram, ...]:
+    """Everything that nodes are sent to run for this plan, for a site to look at and to allow.
+
+    `sources`: what each leaf of the client arguments is on the nodes, as in
+    `["data", "train", 0]`, which is the first array of the part "train" of a node's data.
+    """
+    found = Exported(plan, platforms).programs(sources)
+    return tuple({program.digest: program for program in found.values()}.values())
+
+
+class Exported:
+    """The client stages of a plan, exported once, whatever the plan is run on."""
+
+    def __init__(self, plan: Plan, platforms: Sequence[str]) -> None:
+        self.name = plan.name
+        self.numbers = {x: k for k, x in enumerate(all_exchanges(plan.steps))}
+        arguments = [v for v in plan.steps.inputs if is_client(v.at)]
+        self.arguments = len(arguments)
+        self.origins = Origins(plan.name, self.numbers)
+        self.origins.run(
+            plan.steps,
+            [
+                ["argument", arguments.index(v)] if is_client(v.at) else None
+                for v in plan.steps.inputs
+            ],
+        )
+        self.modules = {x: export_stage(x, plan.name, platforms) for x in self.numbers}
+        stages = [
+            [len(x.down), len(x.up), self.origins.inputs(x), hashlib.sha256(code).hexdigest()]
+            for x, code in self.modules.items()
+        ]
+        self.digest = hashlib.sha256(json.dumps(stages, sort_keys=True).encode()).hexdigest()
+        self._made: dict[str, dict[Exchange, StageProgram]] = {}
+
+    def programs(self, sources: Sequence[Source]) -> dict[Exchange, StageProgram]:
+        """The stages as programs whose arguments have these sources."""
+        key = json.dumps(list(sources))
+        if len(sources) != self.arguments:
+            raise ArgumentError.here(
+                f"{self.name}: its arguments have {self.arguments} arrays at clients, and "
+                f"{len(sources)} sources were given: {key}. Name one for each, such as "
+                '["data", "", 0] for the first array that a node has.'
+            )
+        if key not in self._made:
+            try:
+                for i, source in enumerate(sources):
+                    check_source(source, ARGUMENT, f"source {i}")
+                self._made[key] = {x: self._program(x, tuple(sources)) for x in self.numbers}
+            except FederationError as error:
+                raise ArgumentError.here(
+                    f"{self.name}: {error}. Name what each array at clients is on the nodes, such "
+                    'as ["data", "train", 0] for the first array of the part "train".'
+                ) from None
+        return self._made[key]
+
+    def _program(self, x: Exchange, sources: tuple[Source, ...]) -> StageProgram:
+        loops = self.origins.loops.get(x, ())
+        declared = Declared(self.digest, self.numbers[x], loops, sources, self.origins.inputs(x))
+        return StageProgram(self.name, len(x.down), len(x.up), declared, self.modules[x])
+
+
+def all_exchanges(steps: Steps) -> list[Exchange]:
+    """The exchanges of a plan in order, also those inside of loops and those without a message."""
+    found: list[Exchange] = []
+    for step in steps.steps:
+        found += step.exchanges
+        for loop in step.loops:
+            for body in loop.bodies:
+                found += all_exchanges(body)
+    return found
+
+
+def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> bytes:
+    """The code of one client stage for nodes of these platforms."""
+    stage = exchange.stage
+    structs = [data_struct(v.aval) for v in stage.inputs]
+
+    def run(*inputs: Any) -> list[Any]:
+        pairs = zip(stage.inputs, inputs, strict=True)
+        env = {v: from_data(x, v.aval.dtype) for v, x in pairs}
+        evaluate(stage.equations, env)
+        return [to_data(read(env, v)) for v in stage.outputs]
+
+    try:
+        made = export.export(jax.jit(run), platforms=platforms)
+        module = _without_locations(lambda: made(*structs))
+    except Exception as error:
+        raise PlanError.here(
+            f"{name}: what its {exchange.placement} compute cannot be sent to nodes: {error} "
+            "Client code on a federation has no callbacks and no debug prints."
+        ) from error
+    try:
+        return bytes(module.serialize())
+    except ImportError as error:
+        raise MissingExtra.here(f"{error}: pip install 'fedgrad[flower]'.") from None
+
+
+# --- typed PRNG keys travel as the integers they are made of ----------------------------------
+
+
+def is_key(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def to_data(x: Any) -> Any:
+    return jax.random.key_data(x) if is_key(jax.numpy.result_type(x)) else x
+
+
+def from_data(x: Any, dtype: Any) -> Any:
+    return jax.random.wrap_key_data(x, impl=_key_implementation(dtype)) if is_key(dtype) else x
+
+
+def data_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a value as it travels."""
+    struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return jax.eval_shape(jax.random.key_data, struct) if is_key(aval.dtype) else struct
+
+
+@functools.cache
+def _key_implementation(dtype: Any) -> Any:
+    found: list[Any] = []
+    jax.eval_shape(
+        lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype)
+    )
+    return found[0]
+
+
+# --- the same program has the same digest everywhere -------------------------------------------
+
+_LIMIT = "jax_traceback_in_locations_limit"
+_locations = threading.Lock()
+
+
+def _without_locations(make: Callable[[], export.Exported]) -> export.Exported:
+    """Files and lines of the user's code are nobody's business, and would change the digest."""
+    with _locations:
+        before = jax.config.values[_LIMIT]
+        jax.config.update(_LIMIT, 0)
+        try:
+            return make()
+        finally:
+            jax.config.update(_LIMIT, before)

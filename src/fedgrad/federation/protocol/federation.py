@@ -1,0 +1,132 @@
+"""A federation as the server sees it: who is there, what they have, and what they know already."""
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection
+
+from fedgrad.federation.protocol.envelope import Envelope, Transport
+from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.sources import Source
+from fedgrad.federation.protocol.values import Remote
+
+log = logging.getLogger("fedgrad.federation")
+Enough = Callable[[dict[int, Envelope]], bool]
+
+
+class Federation:
+    """Clients behind a transport. A client is known by its index, which outlives a restart of its
+    node if the node declares it (`partition-id`); else it is the rank of the node's id."""
+
+    def __init__(self, transport: Transport, deadline: float = 60.0) -> None:
+        self.transport, self.deadline = transport, deadline
+        self.knows: dict[int, set[str]] = {}  # digests, by node
+        self.declared: set[int] = set()  # nodes that know their client's index
+        self.minimum_cohort: dict[int, int] = {}  # that the site of a node insists on
+        self._clients: dict[int, int] = {}  # client -> node
+        self.parts: dict[int, list[str]] = {}  # of each node that has described itself
+        self._silent: dict[int, tuple[float, str]] = {}  # who did not say who it is: when, why
+        self._waste: dict[int, set[str]] = {}  # names that a node can forget
+        self._lock = threading.RLock()
+
+    # --- who is there ---------------------------------------------------------------------
+
+    def clients(self) -> dict[int, int]:
+        """The clients that are connected now and answer, each with the id of its node."""
+        return self.roll_call(self.deadline)[0]
+
+    def roll_call(self, deadline: float) -> tuple[dict[int, int], dict[int, str]]:
+        """(clients that are connected now, each with the id of its node; other nodes that are
+        connected, each with the reason why it is nobody)."""
+        connected = set(self.transport.nodes())
+        self._meet(connected - self.parts.keys(), connected, deadline)
+        with self._lock:
+            present = {c: n for c, n in sorted(self._clients.items()) if n in connected}
+            strangers = sorted(connected - self.parts.keys())
+            return present, {node: self._silent[node][1] for node in strangers}
+
+    def locate(self, wanted: Collection[int]) -> dict[int, int]:
+        """The nodes of these clients, as far as they are connected."""
+        connected = set(self.transport.nodes())
+        here = {c: n for c, n in self._clients.items() if c in wanted and n in connected}
+        if len(here) < len(wanted):  # some may be back with another id
+            now = time.monotonic()
+            silent = {n for n, (at, _) in self._silent.items() if now - at < self.deadline}
+            self._meet(connected - self.parts.keys() - silent, connected, self.deadline)
+        with self._lock:
+            return {c: n for c, n in self._clients.items() if c in wanted and n in connected}
+
+    def _meet(self, new: set[int], connected: set[int], deadline: float) -> None:
+        """Ask nodes who they are."""
+        replies = self.ask(dict.fromkeys(sorted(new), Envelope("describe", {})), deadline)
+        with self._lock:
+            good = {n: reply for n, reply in replies.items() if reply.kind == "ok"}
+            # Who knows its index comes first; the others get what is left.
+            for node in sorted(good, key=lambda n: ("index" not in good[n].meta, n)):
+                if node not in self.parts:  # else another thread has met it meanwhile
+                    self._join(node, good[node], connected)
+            for node in new - good.keys():
+                why = replies[node].reason if node in replies else "it does not answer"
+                self._silent[node] = time.monotonic(), why
+                log.warning("node %s takes no part: %s", node, why)
+
+    def _join(self, node: int, reply: Envelope, connected: set[int]) -> None:
+        index = reply.meta.get("index")
+        if isinstance(index, int):
+            other = self._clients.get(index)
+            if other is not None and other != node and other in connected:
+                raise FederationError.here(
+                    f"Nodes {other} and {node} both say that they are client {index}. Give each "
+                    "node its own partition-id."
+                )
+            self.declared.add(node)
+        else:
+            index = next(i for i in range(len(self._clients) + 1) if i not in self._clients)
+        minimum = reply.meta.get("minimum_cohort", 1)
+        self.minimum_cohort[node] = minimum if isinstance(minimum, int) else 1
+        parts = reply.meta.get("parts", [])
+        self._clients[index] = node
+        self.parts[node] = [str(part) for part in parts] if isinstance(parts, list) else []
+
+    # --- messages -------------------------------------------------------------------------
+
+    def ask(
+        self, requests: dict[int, Envelope], deadline: float, enough: Enough | None = None
+    ) -> dict[int, Envelope]:
+        """The replies of these nodes, one each at most."""
+        if not requests:
+            return {}
+        if enough is None:
+            replies = self.transport.exchange(requests, deadline)
+        else:
+            replies = self.transport.exchange(requests, deadline, enough)
+        return {node: reply for node, reply in replies.items() if node in requests}
+
+    def known_by(self, node: int) -> set[str]:
+        """Digests of the programs and constants that a node has been sent."""
+        with self._lock:
+            return self.knows.setdefault(node, set())
+
+    def kept(self, name: str, made: Source) -> Remote:
+        """A handle to what nodes are told to keep. When it is gone, its nodes can forget that."""
+        remote = Remote(["kept", name], made=made)
+        weakref.finalize(remote, self._discard, name, remote.nodes).atexit = False
+        return remote
+
+    def _discard(self, name: str, nodes: set[int]) -> None:
+        with self._lock:
+            for node in nodes:
+                self._waste.setdefault(node, set()).add(name)
+
+    def waste(self, node: int) -> list[str]:
+        """What a node can be told to forget with the next message."""
+        with self._lock:
+            return sorted(self._waste.pop(node, ()))
+
+    def flush(self, deadline: float | None = None) -> None:
+        """Tell nodes now what they can forget. Else they learn it with their next message."""
+        connected = self.transport.nodes()
+        waste = {node: self.waste(node) for node in connected}
+        requests = {n: Envelope("forget", {"names": names}) for n, names in waste.items() if names}
+        self.ask(requests, self.deadline if deadline is None else deadline)

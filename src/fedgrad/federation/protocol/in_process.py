@@ -1,0 +1,78 @@
+"""Nodes in this process: for tests, and for trying a program as a federation would run it."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
+
+from fedgrad.federation.protocol.data import Context
+from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.policy import Policy
+
+
+class Handler(Protocol):
+    """A node, or what pretends to be one."""
+
+    def handle(self, request: Envelope) -> Envelope | None:
+        """The reply to a request; None if there will never be one."""
+        ...
+
+
+class InProcess:
+    """A transport to nodes that are objects: each request is handled in a thread of its own."""
+
+    def __init__(self, nodes: Mapping[int, Handler]) -> None:
+        self.handlers = dict(nodes)
+
+    @classmethod
+    def of(cls, clients: Sequence[Any], policy: Policy | None = None) -> Self:
+        """One node for each client's data; they allow everything if no policy is given."""
+        allowed = Policy(anything=True, minimum_cohort=1) if policy is None else policy
+
+        def node(i: int, data: Any) -> Node:
+            return Node(lambda _: data, allowed, context=Context({"partition-id": i}))
+
+        return cls({1000 + i: node(i, data) for i, data in enumerate(clients)})
+
+    def nodes(self) -> list[int]:
+        """The ids of the nodes."""
+        return sorted(self.handlers)
+
+    def exchange(
+        self,
+        requests: dict[int, Envelope],
+        deadline: float,
+        enough: Callable[[dict[int, Envelope]], bool] | None = None,
+    ) -> dict[int, Envelope]:
+        """The replies that come in time; what a thread answers later is heard by nobody."""
+        answers: queue.SimpleQueue[tuple[int, Envelope | None]] = queue.SimpleQueue()
+        ends = time.monotonic() + deadline
+
+        def work(node: int, request: Envelope) -> None:
+            try:
+                reply = self.handlers[node].handle(_copied(request))
+            except Exception as error:
+                reply = Envelope("error", {"reason": f"the node broke: {error!r}"})
+            answers.put((node, None if reply is None else _copied(reply)))
+
+        waiting = requests.keys() & self.handlers.keys()
+        for node in waiting:
+            threading.Thread(target=work, args=(node, requests[node]), daemon=True).start()
+        replies: dict[int, Envelope] = {}
+        while waiting and not (enough is not None and enough(replies)):
+            try:
+                node, reply = answers.get(timeout=max(0.0, ends - time.monotonic()))
+            except queue.Empty:
+                break
+            waiting.discard(node)
+            if reply is not None:
+                replies[node] = reply
+        return replies
+
+
+def _copied(envelope: Envelope) -> Envelope:
+    """As if it had travelled: neither side can see what the other one does to its arrays."""
+    arrays = tuple(array.copy() for array in envelope.arrays)
+    return Envelope(envelope.kind, dict(envelope.meta), arrays)

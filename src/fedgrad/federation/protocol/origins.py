@@ -1,0 +1,202 @@
+"""Which sources the own inputs of clients' stages have in a run: a walk without values."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from fedgrad.core.control import Cond, Scan, While
+from fedgrad.core.errors import PlanError
+from fedgrad.core.graph import Value
+from fedgrad.core.placement import is_client
+from fedgrad.federation.protocol.declared import Alternative, iteration
+from fedgrad.federation.protocol.sources import DECIDED, Source, row
+from fedgrad.plan.stages import Exchange, Loop, Steps
+
+# What a value is: a source, if it is at clients; None, if it is at the server.
+Known = Source | None
+# Of the values at clients; of a number at the server that has chosen a branch, which one.
+Env = dict[Value, Source]
+_CONSTANT: Source = ["constant"]
+MOST = 256  # alternatives
+
+T = TypeVar("T")
+
+
+class Origins:
+    """For each exchange, the loops around it and what its own inputs may be together, by iteration.
+
+    Scans are walked through iteration by iteration, so it is exact that row 3 is read in iteration
+    3 and what came out of iteration 2. Where the data decide, every way is walked by itself: what
+    belongs to one is never mixed with what belongs to another.
+    """
+
+    def __init__(self, name: str, numbers: dict[Exchange, int]) -> None:
+        self.name, self.numbers = name, numbers
+        self.at: tuple[int, ...] = ()
+        self.around: tuple[int | None, ...] = ()
+        self.loops: dict[Exchange, tuple[int | None, ...]] = {}
+        self.found: dict[Exchange, dict[str, dict[str, Alternative]]] = {}
+
+    def inputs(self, exchange: Exchange) -> dict[str, list[Alternative]]:
+        """What own inputs may be; if that is the same in all iterations, under ""."""
+        by = {
+            key: [found[text] for text in sorted(found)]
+            for key, found in self.found.get(exchange, {}).items()  # nothing: a loop over nothing
+        }
+        first = next(iter(by.values()), None)
+        same = first is not None and all(alternatives == first for alternatives in by.values())
+        return {"": first} if first is not None and same else by
+
+    def run(
+        self, steps: Steps, inputs: Sequence[Known], places: Sequence[str] | None = None
+    ) -> list[list[Known]]:
+        """What the outputs can be together, at these places."""
+        env: Env = {v: x for v, x in zip(steps.inputs, inputs, strict=True) if x is not None}
+        env |= {v: ["index"] for v in steps.indices.values()}
+        worlds, last = [env], _last_reads(steps)
+        for k, step in enumerate(steps.steps):
+            for exchange in step.exchanges:
+                for env in worlds:
+                    self.exchange(exchange, env)
+            for j, loop in enumerate(step.loops):
+                after = [(env, new) for env in worlds for new in self.loop(loop, env)]
+                worlds = [
+                    {v: x for v, x in (env | new).items() if last.get(v, (-1, 0)) > (k, j)}
+                    for env, new in after
+                ]
+                worlds = self.different(worlds, lambda env: list(env.values()))
+        at = places or [v.at for v in steps.outputs]
+        outputs = [
+            [_placed(env, v, p) for v, p in zip(steps.outputs, at, strict=True)] for env in worlds
+        ]
+        return self.different(outputs)
+
+    def different(self, ways: list[T], key: Callable[[T], Any] = lambda way: way) -> list[T]:
+        """Each once, and not too many."""
+        if len(ways) > 1:
+            ways = list({json.dumps(key(way)): way for way in ways}.values())
+        self.few(ways)
+        return ways
+
+    def few(self, ways: Any) -> None:
+        """A site has to be told all of them, and nothing that cannot happen."""
+        if len(ways) > MOST:
+            raise PlanError.here(
+                f"{self.name}: which of their values clients use depends on the branches of "
+                f"lax.cond or lax.while_loop in more than {MOST} ways, and nodes have to be told "
+                "each. Choose between clients' values with jnp.where instead of with branches, or "
+                "do not stack values that come from branches inside of a lax.scan; a derivative "
+                "with mode='forward' stacks none."
+            )
+
+    def exchange(self, exchange: Exchange, env: Env) -> None:
+        """Note what it is given, and what it keeps."""
+        self.loops[exchange] = self.around
+        found = self.found.setdefault(exchange, {}).setdefault(iteration(self.at), {})
+        own = [env[v] if is_client(v.at) else _CONSTANT for v in exchange.own]
+        found[json.dumps(own)] = own
+        self.few(found)
+        for j, v in enumerate(exchange.kept):
+            env[v] = ["kept", self.numbers[exchange], j, list(self.at)]
+
+    def loop(self, loop: Loop, env: Env) -> list[Env]:
+        """What it can add to an environment."""
+        pairs = zip(loop.equation.inputs, loop.inputs_at, strict=True)
+        inputs = [_placed(env, v, at) for v, at in pairs]
+        if isinstance(loop.control, Cond):
+            return self.cond(loop, inputs, env)
+        ways = self.scan(loop, inputs) if isinstance(loop.control, Scan) else None
+        return [_made(loop, way) for way in (self.while_(loop, inputs) if ways is None else ways)]
+
+    def inside(
+        self, length: int | None, i: int, body: Steps, inputs: list[Known], at: Any
+    ) -> list[list[Known]]:
+        """One iteration of a loop."""
+        before = self.at, self.around
+        self.at, self.around = (*self.at, i), (*self.around, length)
+        try:
+            return self.run(body, inputs, at)
+        finally:
+            self.at, self.around = before
+
+    def scan(self, loop: Loop, inputs: list[Known]) -> list[list[Known]]:
+        scan, body = loop.control, loop.bodies[0]
+        assert isinstance(scan, Scan)
+        consts, start, xs = scan.split(inputs)
+        places = _places(loop)
+        ways: list[tuple[list[Known], list[list[Known]]]] = [(start, [])]  # carry, rows so far
+        for i in scan.order:
+            now = [None if x is None else row(x, i) for x in xs]
+            after = []
+            for carry, rows in ways:
+                for out in self.inside(scan.length, i, body, [*consts, *carry, *now], places):
+                    carried, left = scan.split_outputs(out)
+                    after.append((carried, [*rows, left]))
+            ways = self.different(after)
+        if not scan.length:
+            empty = loop.equation.outputs[scan.carry :]
+            return [[*start, *[_CONSTANT if is_client(v.at) else None for v in empty]]]
+        return [
+            [*carry, *map(_stacked, zip(*rows[:: -1 if scan.reverse else 1], strict=True))]
+            for carry, rows in ways
+        ]
+
+    def while_(self, loop: Loop, inputs: list[Known]) -> list[list[Known]]:
+        assert isinstance(loop.control, While)
+        of_cond, of_body, start = loop.control.split(inputs)
+        cond, body = loop.bodies
+        found = {json.dumps(start): start}
+        new = [start]
+        while new:  # until nothing new can happen
+            carry = new.pop()
+            self.inside(None, DECIDED, cond, [*of_cond, *carry], None)
+            for out in self.inside(None, DECIDED, body, [*of_body, *carry], _places(loop)):
+                if json.dumps(out) not in found:
+                    found[json.dumps(out)] = out
+                    new.append(out)
+                    self.few(found)
+        return list(found.values())
+
+    def cond(self, loop: Loop, inputs: list[Known], env: Env) -> list[Env]:
+        """Two conds that the same number chooses for take the same branch, as those do that are
+        each other's derivative."""
+        by, n = loop.equation.inputs[0], len(loop.bodies)
+        known = env.get(by)
+        taken = [known[2]] if known is not None and known[1] == n else range(n)
+        return [
+            {by: ["branch", n, b], **_made(loop, way)}
+            for b in taken
+            for way in self.run(loop.bodies[b], inputs[1:], _places(loop))
+        ]
+
+
+def _placed(env: Env, value: Value, at: str) -> Known:
+    """A value in the form in which its place wants it: a constant may be wanted at clients."""
+    if is_client(value.at):
+        return env[value]
+    return _CONSTANT if is_client(at) else None
+
+
+def _places(loop: Loop) -> list[str]:
+    return [v.at for v in loop.equation.outputs]
+
+
+def _made(loop: Loop, way: list[Known]) -> Env:
+    return {v: x for v, x in zip(loop.equation.outputs, way, strict=True) if x is not None}
+
+
+def _stacked(column: Sequence[Known]) -> Known:
+    """Iterations as one array."""
+    rows = [x for x in column if x is not None]
+    return ["stack", rows] if rows else None
+
+
+def _last_reads(steps: Steps) -> dict[Value, tuple[int, int]]:
+    """Of each value, the step, and of this the loop, that is the last to read it."""
+    found: dict[Value, tuple[int, int]] = {}
+    for k, step in enumerate(steps.steps):
+        found.update((v, (k, -1)) for x in step.exchanges for v in x.own)
+        for j, loop in enumerate(step.loops):
+            found.update((v, (k, j)) for v in loop.equation.inputs)
+    found.update((v, (len(steps.steps), 0)) for v in steps.outputs)
+    return found
