@@ -173,7 +173,7 @@ class Flower:
                     NodeValue(x, v.aval.shape, v.aval.dtype, tuple(groups[v.at].clients))
                     if is_client(v.at)
                     else jnp.asarray(x)
-                    for v, x in zip(prepared.plan.steps.outputs, outputs, strict=True)
+                    for v, x in zip(prepared.plan.graph.outputs, outputs, strict=True)
                 ]
                 return jax.tree.unflatten(prepared.plan.outputs, results)
 
@@ -215,7 +215,7 @@ def _outputs(call: Call, args: Arguments) -> list[Any]:
         leaf.remote if is_client(v.at) else jnp.asarray(leaf)
         for v, leaf in zip(args.values, args.leaves, strict=True)
     ]
-    outputs = call.run(call.prepared.plan.steps, inputs)
+    outputs = call.run(call.prepared.graph, inputs)
     call.send()  # what clients compute for themselves, without a message so far
     return outputs
 
