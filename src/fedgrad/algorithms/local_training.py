@@ -12,7 +12,7 @@ import optax
 from fedgrad.algorithms.objective import Loss, batch_loss, client_loss, takes_key
 from fedgrad.algorithms.optimizer import Optimizer, apply, as_optimizer, is_number, optimizer
 from fedgrad.clients.examples import Examples
-from fedgrad.core.errors import ArgumentError, known_arguments
+from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
 
 # (params, model of the server, batch, mask, hyper, key) -> (loss, gradient)
 Gradient = Callable[[Any, Any, Any, jax.Array, Any, jax.Array | None], tuple[jax.Array, Any]]
@@ -148,12 +148,6 @@ def following(client: Any, gradient: Callable[[Loss], Gradient]) -> LocalTrainin
             "Leave it out, or give it to fg.fed_opt or fg.fed_avg."
         )
     return replace(made, gradient=gradient)
-
-
-def require_whole(name: str, value: Any) -> None:
-    """Refuse what is no whole number of at least 1."""
-    if not isinstance(value, int) or value < 1:
-        raise ArgumentError.here(f"{name}={value!r}: give a whole number of at least 1.")
 
 
 def _of_clients(given: Any) -> Optimizer:
