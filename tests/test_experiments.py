@@ -269,7 +269,9 @@ def small_run(tmp_path_factory):
 def test_fixed_exponents_are_the_usual_weightings(small_run, curve, kind):
     settings, _, shown = small_run
     task = make_task("synthetic", clients=6, seed=0)
-    usual = fg.fed_avg(task.loss, 0.01, batch_size=10, weighting=kind, shuffle=False)
+    usual = fg.fed_avg(
+        task.loss, fg.local_training(0.01, batch_size=10, shuffle=False), weighting=kind
+    )
     params = task.init(jax.random.key(0))
     store = jax.tree.map(lambda x: x[: task.train.counts.sum()], task.train.everyone.store)
     for rounds, index in ((2, 1), (4, 2)):
@@ -481,12 +483,10 @@ def test_a_trial_is_what_it_would_be_alone(server_run, kind):
         ("random server, random client", 1, 0),
         (servers.DEFAULT, 1, 1),
     ):
-        hyper = fg.hyper.replace(
-            alone.hyper, {name: float(v[trial]) for name, v in starts[initialisation].items()}
-        )
+        hyper = {name: float(v[trial]) for name, v in starts[initialisation].items()}
         result = fg.fit(
-            alone, task.train, params=task.init(jax.random.key(seed)), rounds=3, cohort_size=3,
-            key=jax.random.key(seed), hyper=hyper, progress=False,
+            alone.starting(hyper), task.train, params=task.init(jax.random.key(seed)), rounds=3,
+            cohort_size=3, key=jax.random.key(seed), progress=False,
         )  # fmt: skip
         store = jax.tree.map(lambda x: x[: task.test.counts.sum()], task.test.everyone.store)
         accuracy = task.metrics["accuracy"](result.params, store).mean()

@@ -6,6 +6,7 @@ from fedgrad.ad.transforms import grad, jacobian, jvp, value_and_grad, vjp
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import fed_opt
+from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.side_by_side import side_by_side
@@ -41,11 +42,12 @@ from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
 from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
-from fedgrad.training.evaluation import Evaluation, evaluation
+from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.history import History
-from fedgrad.training.search import log_uniform, random_search, successive_halving, uniform
-from fedgrad.training.stopping import early_stop, non_finite
+from fedgrad.training.run_folder import RunFolder, run_folder
+from fedgrad.training.search import Search, Trials, log_uniform, random_search, uniform
+from fedgrad.training.stopping import Stop, early_stop, non_finite
 from fedgrad.training.tensorboard import tensorboard
 
 __version__ = "0.1.0"

@@ -11,14 +11,16 @@ import optax
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.local_training import local_training
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.variants import ALGORITHMS
 from fedgrad.core.errors import ArgumentError
 from fedgrad.plan.plan import Plan, plan
 from fedgrad.report.run import FIXED, LEARNED
 from fedgrad.tasks import Task, TaskError, task
-from fedgrad.training.evaluation import evaluation
+from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import fit
+from fedgrad.training.run_folder import run_folder
 
 # Learned if nothing is named, where the algorithm has them.
 USUAL = ("server.learning_rate", "server.momentum")
@@ -62,12 +64,11 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task, an algorithm as it is and one that learns, and where hyperparameters start."""
+    """A task, an algorithm as it is and one that learns."""
 
     asked: Tuning  # with what it leaves open decided
     task: Task
     algorithms: Mapping[str, Algorithm]
-    hyper: Any
     command: list[str]
 
     def train(
@@ -80,6 +81,12 @@ class Prepared:
         progress: bool,
     ) -> None:
         """Run one of the algorithms; the clients it sees are those that the other one sees."""
+        test = Evaluation(
+            {"loss": self.task.loss, **self.task.metrics},
+            self.task.test,
+            every=eval_every or max(1, rounds // EVALUATIONS),
+        )
+        config = {**asdict(self.asked), "command": self.command}
         fit(
             self.algorithms[name],
             self.task.train,
@@ -87,15 +94,9 @@ class Prepared:
             rounds=rounds,
             cohort_size=self.asked.cohort,
             key=jax.random.key(self.asked.seed),
-            hyper=self.hyper,
-            eval={
-                "test": evaluation({"loss": self.task.loss, **self.task.metrics}, self.task.test)
-            },
-            eval_every=eval_every or max(1, rounds // EVALUATIONS),
-            out=out,
-            resume=resume,
+            evaluate={"test": test},
+            out=run_folder(out, resume=resume, config={"tune": config}),
             progress=progress,
-            config={"tune": {**asdict(self.asked), "command": self.command}},
         )
 
     def plans(self) -> dict[str, Plan]:
@@ -105,8 +106,8 @@ class Prepared:
         return {
             name: plan(
                 algorithm.round,
-                algorithm.init(self._first(), self.hyper),
-                self.hyper,
+                algorithm.init(self._first()),
+                algorithm.hyper,
                 cohort,
                 key,
                 **dict.fromkeys(algorithm.cohorts, cohort),
@@ -133,14 +134,16 @@ def prepare(asked: Tuning) -> Prepared:
         cohort=asked.cohort or made.defaults.cohort_size,
     )
     make = ALGORITHMS[asked.algorithm]
-    options: dict[str, Any] = {
-        "batch_size": asked.batch_size,
-        "epochs": asked.epochs,
-        "weighting": asked.weighting,
-    }
-    if "client_learning_rate" in inspect.signature(make).parameters:
-        options["client_learning_rate"] = made.defaults.client_learning_rate
-    fixed = make(made.loss, **options)
+    rate, size = made.defaults.client_learning_rate, asked.batch_size
+    if "client" in inspect.signature(make).parameters:
+        work: dict[str, Any] = {
+            "client": local_training(rate, batch_size=size, epochs=asked.epochs)
+        }
+    elif asked.epochs == 1:
+        work = {"batch_size": size}
+    else:
+        raise ArgumentError(f"--epochs has no effect: {asked.algorithm} has no local training.")
+    fixed = make(made.loss, **work, weighting=asked.weighting)
     known = list(names_of.paths(fixed.hyper))
     learn = asked.learn or [name for name in USUAL if name in known]
     if not learn:
@@ -160,9 +163,9 @@ def prepare(asked: Tuning) -> Prepared:
         clip=asked.clip,
         normalise=asked.normalise,
     )
-    hyper = names_of.replace(fixed.hyper, asked.set)
-    asked = replace(asked, learn=names_of.select(hyper, learn))
-    return Prepared(asked, made, {LEARNED: learned, FIXED: fixed}, hyper, command)
+    algorithms = {LEARNED: learned.starting(asked.set), FIXED: fixed.starting(asked.set)}
+    asked = replace(asked, learn=names_of.select(algorithms[FIXED].hyper, learn))
+    return Prepared(asked, made, algorithms, command)
 
 
 def _word(value: Any) -> str:

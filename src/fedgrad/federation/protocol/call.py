@@ -7,17 +7,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.graph import read
+from fedgrad.core.graph import Equation, Exchange, Graph, Round
 from fedgrad.core.placement import is_client
 from fedgrad.executors.clients import wide
-from fedgrad.executors.walk import Env, InPython
+from fedgrad.executors.walk import InPython
 from fedgrad.federation.protocol.declared import Declared
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.messages import Messages, Work
 from fedgrad.federation.protocol.prepared import Prepared
 from fedgrad.federation.protocol.sources import DECIDED
 from fedgrad.federation.protocol.values import Remote, constant, stacked
-from fedgrad.plan.stages import Exchange, Step, Steps
 
 
 class Call(InPython):
@@ -28,17 +27,25 @@ class Call(InPython):
         self.programs = prepared.exported.programs([x.declared for x in arguments])
         self.name, self.count = uuid.uuid4().hex, 0
         self.at: tuple[int, ...] = ()  # the iterations of the loops that we are in
-        self.waiting: list[tuple[Work, Exchange, Env]] = []
+        self.waiting: list[Work] = []  # what needs no message waits until there is one
 
-    def exchanges(self, step: Step, env: Env) -> None:
-        """All exchanges of a step are one message."""
-        super().exchanges(step, env)
-        if any(exchange.speaks for exchange in step.exchanges):
-            self.send()
-
-    def server(self, step: Step, env: Env) -> None:
+    def with_bodies(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
         """The server's work is compiled."""
-        self.prepared.server[step](env)
+        work = self.prepared.server.get(equation)
+        return super().with_bodies(equation, inputs) if work is None else work(*inputs)
+
+    def round(self, equation: Round, inputs: list[Any]) -> list[Any]:
+        """All exchanges of a round are one message."""
+        works = [self.work(*part) for part in equation.split(inputs)]
+        self.waiting += works
+        answers: list[Any] = [[] for _ in works]
+        if equation.speaks:
+            answers = self.send()[-len(works) :]
+        return [
+            y
+            for x, work, answer in zip(equation.exchanges, works, answers, strict=True)
+            for y in (*(map(_sum, zip(*answer, strict=True)) if x.up else ()), *work.keep)
+        ]
 
     def index(self, placement: str) -> Any:
         """Every client's index."""
@@ -48,37 +55,37 @@ class Call(InPython):
         """A constant as all clients have it."""
         return constant(x)
 
-    def exchange(self, exchange: Exchange, env: Env) -> None:
-        """Note what clients have to do. What needs no message waits until there is one."""
+    def exchange(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> list[Any]:
+        """One exchange is a part of its round's message."""
+        raise AssertionError
+
+    def work(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> Work:
+        """What clients have to do."""
         freed, program = self.prepared.last_reads.get(exchange, ()), self.programs[exchange]
-        work = Work(
+        remote = [
+            x if is_client(v.at) else constant(x) for v, x in zip(exchange.own, own, strict=True)
+        ]
+        return Work(
             placement=exchange.placement,
             program=program,
             at=self.at,
-            sent=[np.asarray(to_data(read(env, sent))) for sent, _ in exchange.down],
-            own=[env[v] if is_client(v.at) else constant(env[v]) for v in exchange.own],
+            sent=[np.asarray(to_data(x)) for x in sent],
+            own=remote,
             keep=[self.kept(program.declared, j) for j, _ in enumerate(exchange.kept)],
-            free=[env[v] for v in exchange.own if v in freed],
+            free=[x for v, x in zip(exchange.own, own, strict=True) if v in freed],
         )
-        env.update(zip(exchange.kept, work.keep, strict=True))
-        self.waiting.append((work, exchange, env))
 
     def kept(self, by: Declared, output: int) -> Remote:
         self.count += 1
         made = by.origin(output, self.at).result
         return self.messages.federation.kept(f"{self.name}/{self.count}", made)
 
-    def send(self) -> None:
-        """Send what waits, and sum what comes back."""
+    def send(self) -> list[Any]:
+        """Send what waits; gives what comes back."""
         waiting, self.waiting = self.waiting, []
-        if not waiting:
-            return
-        answers = self.messages.send([work for work, _, _ in waiting])
-        for (_, exchange, env), answer in zip(waiting, answers, strict=True):
-            for (_, total), column in zip(exchange.up, zip(*answer, strict=True), strict=True):
-                env[total] = _sum(column)
+        return self.messages.send(waiting) if waiting else []
 
-    def iteration(self, i: int | None, body: Steps, inputs: list[Any], at: Any = None) -> list[Any]:
+    def iteration(self, i: int | None, body: Graph, inputs: list[Any], at: Any = None) -> list[Any]:
         """Clients are told the number of an iteration."""
         before, self.at = self.at, (*self.at, DECIDED if i is None else i)
         try:
