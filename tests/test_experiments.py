@@ -307,7 +307,7 @@ def test_a_run_that_is_done_is_not_run_again(small_run, monkeypatch):
     def refuse(*args):
         pytest.fail("a model was evaluated")
 
-    monkeypatch.setattr(weighting, "_evaluations", lambda task: {"train": refuse, "test": refuse})
+    monkeypatch.setattr(fg.Evaluation, "__call__", refuse)
     again = weighting.run(out, settings, False)
     for name, array in shown.results.arrays.items():
         np.testing.assert_array_equal(again.arrays[name], array)
