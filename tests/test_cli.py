@@ -28,7 +28,6 @@ from fedgrad.cli.tune import tuning
 from fedgrad.cli.tuning import Tuning, prepare
 from fedgrad.experiments import EXPERIMENTS
 from fedgrad.experiments.claims import Claim
-from fedgrad.experiments.drawing import panels
 from fedgrad.experiments.experiment import Experiment
 from fedgrad.experiments.results import Results
 from fedgrad.experiments.tables import Table
@@ -437,12 +436,9 @@ def experiment(monkeypatch):
         return Results("made-up", {}, {}, arrays)
 
     def figures(results):
-        def draw(ink):
-            figure, axes = panels(ink, 1, 1)
-            axes[0, 0].plot(results.arrays["loss"], color=ink.curves[0])
-            return figure
-
-        return {"loss": draw}
+        loss = results.arrays["loss"]
+        curve = fg.charts.Curve("loss", range(1, len(loss) + 1), loss)
+        return {"loss": fg.charts.Figure([[fg.charts.Chart("Loss", [curve], "round")]])}
 
     made = Experiment(
         name="made-up",
@@ -474,7 +470,7 @@ def test_reproduce(experiment, tmp_path, capsys, monkeypatch):
     assert "1 of 2 tested claims hold" in out and "out/made-up/report.html" in out
     folder = tmp_path / "out" / "made-up"
     report = (folder / "report.html").read_text()
-    assert "Does not hold" in report and "<svg" in report and 'class="fedgrad"' in report
+    assert "Does not hold" in report and "<svg" in report and 'class="plot"' in report
     # The report can be made again from the folder alone.
     (folder / "report.html").unlink()
     assert main(["report", str(folder), "--quiet"]) == 0

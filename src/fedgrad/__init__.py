@@ -42,6 +42,7 @@ from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
 from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
+from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
 from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import Result, fit
