@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.graph import Graph, Value
@@ -130,13 +131,22 @@ def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
     return ready_plan(program, read_arguments(program, program.bind(args, kwargs)))
 
 
-def ready_plan(program: Program, arguments: Arguments, recompute: bool = False) -> Plan:
+def ready_plan(
+    program: Program,
+    arguments: Arguments,
+    recompute: bool = False,
+    aggregator: Aggregator | None = None,
+) -> Plan:
+    """The plan of a program as it is run. `recompute`: clients remember nothing between rounds.
+    `aggregator`: how sums are computed; by default as the program's executor does."""
     traced = trace(program, arguments)
     taken = traced.taken
     again = recompute or taken.recompute
     return Plan(
         program.name,
-        cut(traced.graph, again),
+        (aggregator or getattr(program.executor, "aggregator", plain)).applied(
+            cut(traced.graph, again)
+        ),
         arguments.clients,
         traced.outputs,
         taken.rules,
