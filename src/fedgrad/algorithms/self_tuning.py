@@ -22,6 +22,7 @@ from fedgrad.ad.transforms import Mode, jacobian, value_and_grad
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.effect import require_effect
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import client_loss
 from fedgrad.algorithms.parametrisation import Bounds, learned
 from fedgrad.algorithms.safeguards import choose, guarded, limited, ran_away
@@ -81,7 +82,7 @@ def self_tuning(
     together; `normalise`: each is divided by its own norm. `guard`: a round after which
     the model is not finite, or its loss not finite or so many times that of the first round, is
     undone and the learned values are halved; a hyperparameter step that is not finite is left out.
-    Both are counted in `metrics["rejected"]`; None is without a guard. `gradient_batch_size`:
+    Both are counted in `metrics.rejected`; None is without a guard. `gradient_batch_size`:
     how many examples a client of the gradient cohort works on at a time.
     """
     optimizer = optax.sgd(0.01) if optimizer is None else optimizer
@@ -146,7 +147,7 @@ def self_tuning(
         first = jnp.float32(jnp.inf)
         return TunedState(inner, raw, optimizer.init(raw), sensitivity, fallback, first, zero, zero)
 
-    def follow(state: TunedState, outcome: Any) -> tuple[TunedState, dict[str, Any]]:
+    def follow(state: TunedState, outcome: Any) -> tuple[TunedState, Metrics]:
         """The next state, from what a round found out."""
         inner, metrics, gradient_loss, gradient, sensitivity = outcome
         gradient = limited(gradient, clip, normalise)
@@ -165,7 +166,7 @@ def self_tuning(
             jnp.where(
                 jnp.isfinite(state.first_loss),
                 state.first_loss,
-                metrics.get("loss", gradient_loss),
+                gradient_loss if metrics.loss is None else metrics.loss,
             ).astype(jnp.float32),
             state.rounds + 1,
             state.rejected,
@@ -175,13 +176,13 @@ def self_tuning(
             good = ~ran_away(gradient_loss, new.first_loss, guard)
             new, rejected = guarded(state, new, wanted, gradient, good)
         values = {n: wanted[n].value(state.learned[n]) for n in names}
-        return new, {
-            **metrics,
-            "gradient_loss": gradient_loss,
-            "hyper": values,
-            "hypergradient": gradient,
-            "rejected": rejected,
-        }
+        return new, replace(
+            metrics,
+            gradient_loss=gradient_loss,
+            hyper=values,
+            hypergradient=gradient,
+            rejected=rejected,
+        )
 
     def same_round(state: TunedState, hyper: Any, cohort: Any, key: jax.Array) -> Any:
         return follow(state, checked(state, hyper, cohort, key, cohort))

@@ -2,11 +2,12 @@
 
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
 import numpy as np
+
+from fedgrad.algorithms.metrics import Metrics
 
 REFRESH_SECONDS = 0.1
 PLAIN_SECONDS = 30.0
@@ -16,7 +17,7 @@ SHOWN = 4  # hyperparameters, at most
 class Display(Protocol):
     """Shows how far training is."""
 
-    def show(self, round: int, metrics: Mapping[str, Any]) -> None:
+    def show(self, round: int, metrics: Metrics) -> None:
         """A round is over."""
 
     def close(self) -> None:
@@ -26,7 +27,7 @@ class Display(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def show(self, round: int, metrics: Mapping[str, Any]) -> None:
+    def show(self, round: int, metrics: Metrics) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -103,10 +104,10 @@ class Live:
         self.task = self.bar.add_task(
             "", total=pace.rounds, completed=pace.start, values="compiling", pace=""
         )
-        self.last: tuple[int, Mapping[str, Any]] | None = None
+        self.last: tuple[int, Metrics] | None = None
         self.bar.start()
 
-    def show(self, round: int, metrics: Mapping[str, Any]) -> None:
+    def show(self, round: int, metrics: Metrics) -> None:
         """Remember; show it if it is time to."""
         self.last = round, metrics
         if self.pace.due(round, REFRESH_SECONDS):
@@ -119,7 +120,7 @@ class Live:
             self._update(*self.last)
         self.bar.stop()
 
-    def _update(self, round: int, metrics: Mapping[str, Any]) -> None:
+    def _update(self, round: int, metrics: Metrics) -> None:
         pace = self.pace.describe(round)
         self.bar.update(self.task, completed=round, values=values(metrics), pace=pace)
 
@@ -129,9 +130,9 @@ class Plain:
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
-        self.last: tuple[int, Mapping[str, Any]] | None = None
+        self.last: tuple[int, Metrics] | None = None
 
-    def show(self, round: int, metrics: Mapping[str, Any]) -> None:
+    def show(self, round: int, metrics: Metrics) -> None:
         """Remember; print it if it is time to."""
         self.last = round, metrics
         if self.pace.due(round, PLAIN_SECONDS):
@@ -144,19 +145,19 @@ class Plain:
             self.pace.due(self.last[0], 0)
             self._print(*self.last)
 
-    def _print(self, round: int, metrics: Mapping[str, Any]) -> None:
+    def _print(self, round: int, metrics: Metrics) -> None:
         parts = [f"round {round:,}/{self.pace.rounds:,}", values(metrics)]
         parts.append(self.pace.describe(round))
         print(" · ".join(filter(None, parts)), file=sys.stderr, flush=True)
 
 
-def values(metrics: Mapping[str, Any]) -> str:
+def values(metrics: Metrics) -> str:
     """The loss and the hyperparameters; of trials side by side, from the least to the most."""
-    hyper = [name for name in metrics if name.startswith("hyper.")]
-    names = [name for name in ("loss", *hyper[:SHOWN]) if name in metrics]
-    shown = [f"{name.removeprefix('hyper.')} {_number(metrics[name])}" for name in names]
-    if len(hyper) > SHOWN:
-        shown.append(f"and {len(hyper) - SHOWN} more")
+    numbers = ({} if metrics.loss is None else {"loss": metrics.loss}) | dict(metrics.hyper)
+    most = SHOWN + ("loss" in numbers)
+    shown = [f"{name} {_number(value)}" for name, value in list(numbers.items())[:most]]
+    if len(numbers) > most:
+        shown.append(f"and {len(numbers) - most} more")
     return " · ".join(shown)
 
 

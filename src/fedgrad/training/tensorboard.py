@@ -1,11 +1,11 @@
 """TensorBoard, as a callback. The only file that knows of it."""
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.core.errors import ArgumentError
 
 
@@ -17,12 +17,12 @@ class TensorBoard:
         self.make = _writer()
         self.writer: Any = None
 
-    def __call__(self, round: int, state: Any, metrics: Mapping[str, Any]) -> None:
+    def __call__(self, round: int, state: Any, metrics: Metrics) -> None:
         """A round is over."""
         if self.writer is None:
             # What a killed run wrote of later rounds is hidden: they come again.
             self.writer = self.make(self.folder, purge_step=round)
-        for name, value in metrics.items():
+        for name, value in metrics.named().items():
             values = np.asarray(value)
             if values.ndim == 0:
                 self.writer.add_scalar(name.replace(".", "/"), float(values), round)
