@@ -283,7 +283,9 @@ def small_run(tmp_path_factory):
 def test_fixed_exponents_are_the_usual_weightings(small_run, curve, kind):
     settings, _, shown = small_run
     task = make_task("synthetic", clients=6, seed=0)
-    usual = fg.fed_avg(task.loss, 0.01, batch_size=10, weighting=kind, shuffle=False)
+    usual = fg.fed_avg(
+        task.loss, fg.local_training(0.01, batch_size=10, shuffle=False), weighting=kind
+    )
     params = task.init(jax.random.key(0))
     store = jax.tree.map(lambda x: x[: task.train.counts.sum()], task.train.everyone.store)
     for rounds, index in ((2, 1), (4, 2)):

@@ -24,7 +24,7 @@ BATCH = 4
 CLIENTS = by_hand.make_clients([7, 2, 4, 6, 9], seed=1)
 POPULATION = fg.population(CLIENTS)
 TRAIN, FRESH = [0, 1, 2], [3, 4]
-ORDERED = {"batch_size": BATCH, "shuffle": False}
+ordered = functools.partial(fg.local_training, batch_size=BATCH, shuffle=False)
 SPEED = 0.02  # of the hyperparameters
 KEY = jax.random.key(0)
 EXECUTORS = {
@@ -124,23 +124,22 @@ class Row:
 
 TABLE = {
     "fedavgm": Row(
-        fg.fed_avgm(loss, 0.3, 0.7, 0.8, **ORDERED), ["server", "client"], central_fed_avgm
+        fg.fed_avgm(loss, ordered(0.3), 0.7, 0.8), ["server", "client"], central_fed_avgm
     ),
-    "fedadam": Row(fg.fed_adam(loss, 0.3, **ORDERED), ["server", "client"], central_fed_adam),
+    "fedadam": Row(fg.fed_adam(loss, ordered(0.3)), ["server", "client"], central_fed_adam),
     "fedprox": Row(
         fg.fed_prox(
             loss,
-            {"b": 0.2, "w": 0.4},
+            ordered({"b": 0.2, "w": 0.4}),
             {"b": 1.0, "w": 0.8},
             proximal_weight=0.6,
             weighting="power",
-            **ORDERED,
         ),
         ["server", "client", "proximal_weight", "weight_exponent"],
         central_fed_prox,
     ),
     "perfedavg": Row(
-        fg.per_fed_avg(loss, 0.3, adaptation_rate=0.4, **ORDERED),
+        fg.per_fed_avg(loss, ordered(0.3), adaptation_rate=0.4),
         ["server", "client", "adaptation_rate"],
         central_per_fed_avg,
     ),
@@ -370,9 +369,9 @@ TRAFFIC = {
     ("client", "mixed"): ((BASE[0], BASE[1] + N), (N, 1 + N + 1)),
 }
 PLANNED = {
-    "server": fg.fed_avgm(loss, **ORDERED),
-    "client": fg.fed_avgm(loss, **ORDERED),
-    "weight_exponent": fg.fed_avg(loss, weighting="power", **ORDERED),
+    "server": fg.fed_avgm(loss, ordered()),
+    "client": fg.fed_avgm(loss, ordered()),
+    "weight_exponent": fg.fed_avg(loss, ordered(), weighting="power"),
 }
 
 
@@ -700,10 +699,10 @@ def test_a_random_loss_can_be_tuned():
 def test_beside_a_schedule_others_are_learned():
     """The schedule goes on while it is tuned, and the derivative is at its value."""
     rate = optax.linear_schedule(0.3, 0.1, 2)
-    scheduled = fg.fed_avgm(loss, rate, 0.7, 0.8, **ORDERED)
+    scheduled = fg.fed_avgm(loss, ordered(rate), 0.7, 0.8)
     one = {"learn": "server", "schedule": "serial", "optimizer": optax.sgd(0.0)}
     seen, last = run(fg.self_tuning(scheduled, **one), 3)
-    plain = fg.self_tuning(fg.fed_avgm(loss, 0.3, 0.7, 0.8, **ORDERED), **one)
+    plain = fg.self_tuning(fg.fed_avgm(loss, ordered(0.3), 0.7, 0.8), **one)
     state = plain.init(as_params(START))
     for t, (_, metrics) in enumerate(seen):
         hyper = fg.hyper.replace(plain.hyper, {"client.learning_rate": float(rate(t))})

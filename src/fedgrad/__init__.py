@@ -6,6 +6,7 @@ from fedgrad.ad.transforms import grad, jacobian, jvp, value_and_grad, vjp
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import fed_opt
+from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
 from fedgrad.algorithms.self_tuning import self_tuning

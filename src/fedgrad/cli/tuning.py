@@ -11,6 +11,7 @@ import optax
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.local_training import local_training
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.variants import ALGORITHMS
 from fedgrad.core.errors import ArgumentError
@@ -133,14 +134,16 @@ def prepare(asked: Tuning) -> Prepared:
         cohort=asked.cohort or made.defaults.cohort_size,
     )
     make = ALGORITHMS[asked.algorithm]
-    options: dict[str, Any] = {
-        "batch_size": asked.batch_size,
-        "epochs": asked.epochs,
-        "weighting": asked.weighting,
-    }
-    if "client_learning_rate" in inspect.signature(make).parameters:
-        options["client_learning_rate"] = made.defaults.client_learning_rate
-    fixed = make(made.loss, **options)
+    rate, size = made.defaults.client_learning_rate, asked.batch_size
+    if "client" in inspect.signature(make).parameters:
+        work: dict[str, Any] = {
+            "client": local_training(rate, batch_size=size, epochs=asked.epochs)
+        }
+    elif asked.epochs == 1:
+        work = {"batch_size": size}
+    else:
+        raise ArgumentError(f"--epochs has no effect: {asked.algorithm} has no local training.")
+    fixed = make(made.loss, **work, weighting=asked.weighting)
     known = list(names_of.paths(fixed.hyper))
     learn = asked.learn or [name for name in USUAL if name in known]
     if not learn:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedgrad.clients.cohort import Cohort
+from fedgrad.core.arguments import map_parts
 from fedgrad.federation.protocol.errors import FederationError
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.sources import Source, row
@@ -105,4 +106,4 @@ def choose(argument: Any, clients: Sequence[int], wanted: int | None = None) -> 
             return replace(x, clients=tuple(clients), wanted=wanted)
         return x
 
-    return jax.tree.map(chosen, argument, is_leaf=lambda x: isinstance(x, Cohort))
+    return map_parts(chosen, argument)
