@@ -540,7 +540,7 @@ def test_tensorboard(monkeypatch, tmp_path):
 
     fake = types.SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "tensorboardX", fake)
-    watch, pair = fg.tensorboard(tmp_path), lambda p: {"w": [1.0, 2.0]}
+    watch, pair = fg.TensorBoard(tmp_path), lambda p: {"w": [1.0, 2.0]}
     result = train(rounds=2, callbacks=[watch], evaluate=pair)
     assert written[0] == ("open", str(tmp_path), 1) and written[-1] == "close"
     assert ("loss", float(result.history["loss"][1]), 2) in written
@@ -551,7 +551,7 @@ def test_what_tensorboard_reads(tmp_path):
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event
 
-    result = train(rounds=3, callbacks=[fg.tensorboard(tmp_path)])
+    result = train(rounds=3, callbacks=[fg.TensorBoard(tmp_path)])
     (file,) = tmp_path.glob("events.*")
     content, found = file.read_bytes(), {}
     while content:  # length, checksum, event, checksum
@@ -566,7 +566,7 @@ def test_what_tensorboard_reads(tmp_path):
 def test_tensorboard_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(fg.ArgumentError, match=r"fedgrad\[tensorboard\]"):
-        fg.tensorboard("runs")
+        fg.TensorBoard("runs")
 
 
 # Mistakes

@@ -48,6 +48,6 @@ from fedgrad.training.history import History
 from fedgrad.training.run_folder import RunFolder, run_folder
 from fedgrad.training.search import Search, Trials, log_uniform, random_search, uniform
 from fedgrad.training.stopping import Stop, early_stop, non_finite
-from fedgrad.training.tensorboard import tensorboard
+from fedgrad.training.tensorboard import TensorBoard
 
 __version__ = "0.1.0"

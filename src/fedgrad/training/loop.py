@@ -21,7 +21,7 @@ from fedgrad.core.errors import ArgumentError, caller
 from fedgrad.training.evaluation import Evaluations
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
-from fedgrad.training.progress import Display, Silent
+from fedgrad.training.progress import Display
 from fedgrad.training.run_folder import Keeping
 from fedgrad.training.stopping import Callback, Stop
 
@@ -51,7 +51,7 @@ class Loop:
     evaluations: Evaluations = field(default_factory=lambda: Evaluations({}))
     callbacks: Sequence[Callback] = ()
     kept: Keeping | None = None
-    display: Display = field(default_factory=Silent)
+    display: Display = field(default_factory=Display)
     interrupts: Interrupts = field(default_factory=Interrupts)
     stopped: str | None = None
     warned: bool = False
