@@ -32,7 +32,7 @@ from fedgrad.experiments.drawing import panels
 from fedgrad.experiments.experiment import Experiment
 from fedgrad.experiments.results import Results
 from fedgrad.experiments.tables import Table
-from fedgrad.report.words import number
+from fedgrad.show.numbers import number
 from fedgrad.tasks import TASKS
 
 MODULE = """

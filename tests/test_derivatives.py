@@ -753,7 +753,7 @@ def one_client(program, args):
     """The derived program's jaxpr, in the view of the server and one client."""
     plan = fg.plan(program, *args)
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in plan.steps.inputs]
-    arguments = fg.core.trace.read_arguments(program, program.bind(args, {}))
+    arguments = fg.core.arguments.read_arguments(program, program.bind(args, {}))
     jaxpr, _ = make_jaxpr(
         lambda *leaves: program.call(arguments.rebuild(list(leaves))),
         program.client_placements,

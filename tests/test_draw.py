@@ -11,7 +11,8 @@ import pytest
 import fedgrad as fg
 from fedgrad.show.draw import svg
 from fedgrad.show.layout import Round, Size, frames, outline
-from fedgrad.show.text import columns, rounds, text, totals
+from fedgrad.show.terminal import columns
+from fedgrad.show.text import rounds, text, totals
 
 TRAIN, EVAL, AUDIT = (fg.Placement(name) for name in ("train", "eval", "audit"))
 

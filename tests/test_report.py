@@ -27,8 +27,9 @@ from fedgrad.report.experiment import experiment_page, score, size_of
 from fedgrad.report.markup import Html, element, join
 from fedgrad.report.page import ReportError, picture
 from fedgrad.report.top import verdict
-from fedgrad.report.words import change, memory, number, percent, short
+from fedgrad.report.words import change
 from fedgrad.report.write import write_report, write_run_report
+from fedgrad.show.numbers import memory, number, percent, short
 
 HOSTILE = "<script>window.hacked=1</script>\"'&<img src=x onerror=window.hacked=1>"
 

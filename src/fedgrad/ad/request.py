@@ -14,9 +14,9 @@ from fedgrad.ad.local import impossible
 from fedgrad.ad.planner import CostModel, choose
 from fedgrad.ad.subject import Subject, subject
 from fedgrad.clients.examples import Examples
+from fedgrad.core.arguments import Arguments, read_inside
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
-from fedgrad.core.graph import Value
-from fedgrad.core.placement import SERVER, is_client
+from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import Taken
 
@@ -54,12 +54,11 @@ class Request:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, Any], Any, Taken]:
         """((y, aux), derivative, how it was taken) in the view of the server and one client."""
-        arguments = self.program.bind(args, kwargs)
-        leaves = jax.tree.leaves(list(arguments.values()))
+        arguments = read_inside(self.program, self.program.bind(args, kwargs))
         traced, shapes = self.trace(arguments)
         taken = self._choose(traced, arguments)
         rules = taken.rules
-        inputs = [jnp.asarray(x) for x in leaves]
+        inputs = [jnp.asarray(x) for x in arguments.leaves]
         # Where only the server works, these two modes say how; the others leave it free.
         forward = {"forward": True, "reverse": False}.get(self.mode, traced.widens)
         try:
@@ -81,19 +80,11 @@ class Request:
         y, aux = result if self.has_aux else (result, None)
         return (y, aux), self.assemble(y, arguments, blocks), taken
 
-    def trace(self, arguments: dict[str, Any]) -> tuple[Subject, Any]:
-        tree = jax.tree.structure(list(arguments.values()))
-        values: list[Value] = []
-        wrt: list[int] = []
-        for name, argument in arguments.items():
-            placement = self.program.placements.get(name)
-            for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
-                if name in self.names and is_float(leaf):
-                    wrt.append(len(values))
-                label = f'"{name}{jax.tree_util.keystr(path)}"'
-                values.append(Value(_aval(leaf), placement.name if placement else SERVER, label))
-            parts = jax.tree.leaves(argument, is_leaf=_is_view)
-            if name in self.names and any(map(_is_view, parts)):
+    def trace(self, arguments: Arguments) -> tuple[Subject, Any]:
+        wrt = floating(arguments, self.names)
+        given = arguments.rebuild(arguments.leaves)
+        for name in self.names:
+            if any(map(_is_view, jax.tree.leaves(given[name], is_leaf=_is_view))):
                 raise ArgumentError.here(
                     f"{self.program.name}: argument {name!r} is a cohort, whose clients are views "
                     "of one store; there is no derivative by that. Pass what you want to "
@@ -107,8 +98,7 @@ class Request:
         shapes: list[Any] = []
 
         def fun(*flat: Any) -> list[Any]:
-            named = zip(arguments, jax.tree.unflatten(tree, flat), strict=True)
-            out = self.program.call(dict(named))
+            out = self.program.call(arguments.rebuild(flat))
             shapes[:] = [jax.tree.structure(out), out]
             return jax.tree.leaves(out)
 
@@ -122,7 +112,7 @@ class Request:
 
         placements = self.program.client_placements
         derived = self.program.derived
-        traced = subject(self.program.name, fun, values, placements, wrt, pick, derived)
+        traced = subject(self.program.name, fun, arguments.values, placements, wrt, pick, derived)
         self.check_result(traced, shapes[1][0] if self.has_aux else shapes[1])
         return traced, shapes[0]
 
@@ -157,10 +147,10 @@ class Request:
                 "use fg.jacobian for others."
             )
 
-    def _choose(self, traced: Subject, arguments: dict[str, Any]) -> Taken:
+    def _choose(self, traced: Subject, arguments: Arguments) -> Taken:
         if self.mode != "auto":
             return Taken((RULES[self.mode],) * len(traced.units))
-        key = (_key(arguments), traced.signature)
+        key = (arguments.key, traced.signature)
         found = self.choices.get(key)
         if found is None:
             while len(self.choices) >= REMEMBERED:
@@ -168,17 +158,14 @@ class Request:
             found = self.choices[key] = choose(traced, self.cost or CostModel())
         return found
 
-    def by_argument(self, row: Sequence[Any], arguments: dict[str, Any]) -> Any:
+    def by_argument(self, row: Sequence[Any], arguments: Arguments) -> Any:
         """Derivatives by the floating leaves, in the form of the arguments that were named."""
-        rest, by_name = list(row), {}
-        for name in (name for name in arguments if name in self.names):
-            flat, tree = jax.tree.flatten(arguments[name])
-            filled = [rest.pop(0) if is_float(x) else None for x in flat]
-            by_name[name] = jax.tree.unflatten(tree, filled)
+        found = dict(zip(floating(arguments, self.names), row, strict=True))
+        by_name = arguments.rebuild([found.get(i) for i in range(len(arguments.leaves))])
         chosen = tuple(by_name[name] for name in self.names)
         return chosen[0] if self.single else chosen
 
-    def assemble(self, y: Any, arguments: dict[str, Any], blocks: Blocks) -> Any:
+    def assemble(self, y: Any, arguments: Arguments, blocks: Blocks) -> Any:
         """The derivative in the form of the result, and in that of the arguments at each leaf."""
         flat, tree = jax.tree.flatten(y)
         rows = iter(blocks)
@@ -217,14 +204,10 @@ def argument_names(program: Program, argnums: Argnums) -> tuple[tuple[str, ...],
     return tuple(names), single
 
 
-def _aval(leaf: Any) -> Any:
-    struct = jax.eval_shape(lambda x: x, leaf)
-    return jax.core.ShapedArray(struct.shape, struct.dtype, weak_type=struct.weak_type)
-
-
-def _key(arguments: dict[str, Any]) -> Any:
-    leaves, tree = jax.tree.flatten(arguments)
-    return tree, tuple((jnp.shape(x), str(jnp.result_type(x))) for x in leaves)
+def floating(arguments: Arguments, names: Sequence[str]) -> list[int]:
+    """The floating leaves of some of the arguments."""
+    named = zip(arguments.names, arguments.values, strict=True)
+    return [i for i, (name, v) in enumerate(named) if name in names and is_float(v.aval)]
 
 
 def _is_view(x: Any) -> bool:

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from fedgrad.ad.activity import is_float
 from fedgrad.ad.derivative import like, pulled_back
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.request import Argnums, Request, argument_names
+from fedgrad.ad.request import Argnums, Request, argument_names, floating
+from fedgrad.core.arguments import read_inside
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.placement import Placement
 from fedgrad.core.program import Program
@@ -138,10 +139,20 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
         directions = [tangents] if single else list(tangents)
         wanted = [bound[name] for name in names]
         _check_like(directions, wanted, "fg.jvp", "tangents", "the argument")
-        floats = _Floats(bare, bound, names)
-        moves = [jax.tree.leaves(directions)[i] for i in floats.moves]
-        tangent = [_as(t, x) for t, x in zip(moves, floats.primals, strict=True)]
-        y, dy = jax.jvp(floats.call, (floats.primals,), (tangent,))
+        arguments = read_inside(bare, bound)
+        moves = floating(arguments, names)
+        primals = [jnp.asarray(arguments.leaves[i]) for i in moves]
+        # Like the arguments, so its leaves are in their order.
+        moved = jax.tree.leaves(
+            list({**bound, **dict(zip(names, directions, strict=True))}.values())
+        )
+        tangent = [_as(moved[i], x) for i, x in zip(moves, primals, strict=True)]
+
+        def call(xs: list[Any]) -> Any:
+            leaves = dict(enumerate(arguments.leaves)) | dict(zip(moves, xs, strict=True))
+            return bare.call(arguments.rebuild(list(leaves.values())))
+
+        y, dy = jax.jvp(call, (primals,), (tangent,))
         return y, jax.tree.map(lambda a, b: like(a, b) if is_float(a) else b, y, dy)
 
     key = ("jvp", names, single)
@@ -160,36 +171,20 @@ def vjp(program: Program, argnums: Argnums = 0, recompute: bool = False) -> Prog
     request = Request(bare, names, single, "reverse", None, False, False)
 
     def run(bound: dict[str, Any], cotangent: Any) -> Any:
-        traced, tree = request.trace(bound)
+        arguments = read_inside(bare, bound)
+        traced, tree = request.trace(arguments)
         results = [struct(v) for v in traced.graph.outputs]
         y = jax.tree.unflatten(tree, results)
         _check_like(cotangent, y, "fg.vjp", "cotangent", "the result")
         leaves = jax.tree.leaves(cotangent)
         cotangents = [_as(leaves[j], results[j]) for j in traced.results]
-        inputs = [jnp.asarray(x) for x in jax.tree.leaves(list(bound.values()))]
+        inputs = [jnp.asarray(x) for x in arguments.leaves]
         outputs, row = pulled_back(traced, inputs, cotangents)
-        return jax.tree.unflatten(tree, outputs), request.by_argument(row, bound)
+        return jax.tree.unflatten(tree, outputs), request.by_argument(row, arguments)
 
     key = ("vjp", names, single, recompute)
     made = program.once(key, lambda: _extended(bare, run, "vjp", "cotangent", None, recompute))
     return _like_it(program, made)
-
-
-class _Floats:
-    """A program as a function of the floating leaves of some of its arguments."""
-
-    def __init__(self, program: Program, bound: dict[str, Any], names: tuple[str, ...]) -> None:
-        self.program, self.bound, self.names = program, bound, names
-        self.flat, self.tree = jax.tree.flatten([bound[name] for name in names])
-        self.moves = [i for i, x in enumerate(self.flat) if is_float(x)]
-        self.primals = [jnp.asarray(self.flat[i]) for i in self.moves]
-
-    def call(self, xs: list[Any]) -> Any:
-        full = list(self.flat)
-        for i, x in zip(self.moves, xs, strict=True):
-            full[i] = x
-        replaced = dict(zip(self.names, jax.tree.unflatten(self.tree, full), strict=True))
-        return self.program.call({**self.bound, **replaced})
 
 
 def _extended(

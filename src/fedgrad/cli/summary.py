@@ -8,7 +8,8 @@ from rich.table import Table
 from fedgrad.cli import options as read
 from fedgrad.report.run import Run
 from fedgrad.report.top import verdict
-from fedgrad.report.words import measure, memory, number, short, title
+from fedgrad.report.words import measure, title
+from fedgrad.show.numbers import memory, number, short
 
 
 def summary(run: Run) -> dict[str, Any]:

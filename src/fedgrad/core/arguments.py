@@ -19,6 +19,7 @@ class Shared:
     """A leaf of a client argument that all clients see whole: a store of examples."""
 
     array: Any
+    devices: int = 1  # over so many its rows are split, and a client sees those of one
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +70,12 @@ class Arguments:
         """Arguments by name, from something for each leaf."""
         return dict(zip(self.arguments, jax.tree.unflatten(self.tree, flat), strict=True))
 
+    @property
+    def key(self) -> Any:
+        """All that a plan depends on: placements, structure, shapes and dtypes."""
+        avals = [(v.at, v.aval) for v in self.values]
+        return self.tree, tuple((at, x.shape, x.dtype, x.weak_type) for at, x in avals)
+
 
 def read_arguments(program: Program, arguments: dict[str, Any]) -> Arguments:
     """Check the arguments of a call and see them as one client does."""
@@ -107,15 +114,17 @@ def _read(
         name = list(views)[position.idx]
         label = f'"{name}{jax.tree_util.keystr(tuple(path))}"'
         shared = isinstance(leaf, Shared)
-        leaf = leaf.array if isinstance(leaf, Shared) else leaf
-        aval = _aval(leaf, label, program)
+        array = leaf.array if shared else leaf
+        aval = _aval(array, label, program)
         placement = program.placements.get(name)
         at = SERVER if placement is None else placement.name
-        if stacked and placement is not None and not shared:
+        if shared:
+            aval = aval.update(shape=(aval.shape[0] // leaf.devices, *aval.shape[1:]))
+        elif stacked and placement is not None:
             _count_clients(clients, at, aval, label, program)
             aval = jax.core.ShapedArray(aval.shape[1:], aval.dtype)
         names.append(name)
-        leaves.append(leaf)
+        leaves.append(array)
         values.append(Value(aval, at, label, shared=shared))
     return Arguments(
         leaves,

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.clients.cohort import Cohort
+from fedgrad.core.arguments import ClientData, map_parts
 from fedgrad.core.program import Program
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.processes import make_global, require_equal
@@ -40,7 +40,7 @@ def placed(program: Program, devices: Devices, arguments: dict[str, Any]) -> dic
 
 def _client(argument: Any, devices: Devices) -> Any:
     def part(x: Any) -> Any:
-        if isinstance(x, Cohort):  # small vectors, and a store that every client may be in
+        if isinstance(x, ClientData):  # small vectors, and a store that every client may be in
             everywhere = jax.tree.map(lambda _: devices.whole, x)
             if not isinstance(x, ShardedCohort):
                 return everywhere
@@ -50,7 +50,7 @@ def _client(argument: Any, devices: Devices) -> Any:
         even = np.ndim(x) and np.shape(x)[0] % devices.count == 0
         return devices.split if even else devices.whole
 
-    return jax.tree.map(part, argument, is_leaf=lambda x: isinstance(x, Cohort))
+    return map_parts(part, argument)
 
 
 def _is_away(x: Any, devices: Devices) -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.clients.cohort import Cohort
+from fedgrad.core.arguments import ClientData, parts
 from fedgrad.core.errors import CohortError
 from fedgrad.executors.devices import Devices
-from fedgrad.executors.sharded import ShardedCohort
+from fedgrad.executors.sharded import AtHome
 
 Array = jax.Array
 
@@ -69,22 +69,6 @@ class Seats:
             return x
         return jax.lax.with_sharding_constraint(x, self.devices.split)
 
-    def argument(self, argument: Any) -> Any:
-        """A client argument with one row for each seat."""
-
-        def seated(x: Any) -> Any:
-            if not isinstance(x, Cohort):
-                return self.seated(x)
-            offset, count, index = (self.seated(v) for v in (x.offset, x.count, x.index))
-            if self.own_stores and self.devices is not None and self.taken is not None:
-                offset %= len(jax.tree.leaves(x.store)[0]) // self.devices.count
-                # An empty seat has the first example of its device, so that it is a real one.
-                offset = jnp.where(self.taken, offset, 0)
-                count = jnp.where(self.taken, count, 1)
-            return Cohort(x.store, offset, count, index, x.capacity)
-
-        return jax.tree.map(seated, argument, is_leaf=lambda x: isinstance(x, Cohort))
-
 
 def whole(x: Any, devices: Devices | None) -> Any:
     """A value on every device, if that is where values live. So are those of which rows are picked:
@@ -112,21 +96,12 @@ def dealt(clients: int, sizes: Array | None, devices: Devices | None, may_move: 
     return Seats(clients, count, devices, by_size[jnp.minimum(card, clients - 1)], taken)
 
 
-def at_home(arguments: list[Any], devices: Devices | None) -> Seats | None:
+def at_home(arguments: list[Any]) -> Seats | None:
     """The seats of clients who sit where their examples are; None if these are everywhere."""
-    if devices is None or not devices.resident:
-        return None
-    parts = jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Cohort))
-    cohorts = [part for part in parts if isinstance(part, Cohort)]
-    home = next((c for c in cohorts if isinstance(c, ShardedCohort)), None)
+    cohorts = [part for part in parts(arguments) if isinstance(part, ClientData)]
+    home = next((c.cohort for c in cohorts if isinstance(c, AtHome)), None)
     if home is None:
         return None
-    if home.devices != devices:
-        raise CohortError.here(
-            f"The cohort's examples are on a mesh of {dict(home.devices.mesh.shape)}, but the "
-            f"program runs on another, of {dict(devices.mesh.shape)}. Make the population with the "
-            "mesh that the program runs on."
-        )
     if len(cohorts) > 1:
         raise CohortError.here(
             f"{len(cohorts)} cohorts for the same clients, of whom one says where they are. Make "
@@ -134,5 +109,6 @@ def at_home(arguments: list[Any], devices: Devices | None) -> Seats | None:
         )
     client = jnp.asarray(home.client)
     taken = client >= 0
-    chosen = jnp.maximum(client, 0)
-    return Seats(len(home), len(client), devices, chosen, taken, own_stores=True)
+    # In an empty seat sits the smallest client, with what is there of other clients' examples.
+    chosen = jnp.where(taken, client, jnp.argmin(home.count))
+    return Seats(len(home), len(client), home.devices, chosen, taken, own_stores=True)

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from fedgrad.clients.cohort import Cohort, Population, _counts
-from fedgrad.clients.examples import spare_rows
+from fedgrad.clients.examples import Examples, spare_rows
+from fedgrad.core.arguments import ClientData, Seen, Shared, map_parts
 from fedgrad.core.errors import CohortError
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.processes import gather, is_key
@@ -29,22 +30,36 @@ class ShardedCohort(Cohort):
     devices: Devices = field(metadata={"static": True})
 
 
-def on_one_device(argument: Any) -> Any:
-    """An argument as a device sees it: of a store, the shape of the part that is there. So it is
-    traced, because equations may contain that shape (those of derivatives do)."""
+@dataclass(frozen=True, eq=False)
+class AtHome(ClientData):
+    """A cohort as each device sees it: the part of the store that is there."""
 
-    def one(x: Any) -> Any:
+    cohort: ShardedCohort
+
+    def seen(self, where: str) -> Seen:
+        """Offsets count from the first row of the device."""
+        cohort, devices = self.cohort, self.cohort.devices.count
+        store = jax.tree.map(lambda x: Shared(x, devices), cohort.store)
+        offset = cohort.offset % (len(jax.tree.leaves(cohort.store)[0]) // devices)
+        view = Examples(store, offset, cohort.count, cohort.capacity)
+        return Seen(view, cohort.index, cohort.count)
+
+
+def by_device(argument: Any, devices: Devices) -> Any:
+    """An argument as each of the devices sees it."""
+
+    def seen(x: Any) -> Any:
         if not isinstance(x, ShardedCohort):
             return x
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                (leaf.shape[0] // x.devices.count, *leaf.shape[1:]), leaf.dtype
-            ),
-            x.store,
-        )
-        return Cohort(shapes, x.offset, x.count, x.index, x.capacity)
+        if x.devices != devices:
+            raise CohortError.here(
+                f"The cohort's examples are on a mesh of {dict(x.devices.mesh.shape)}, but the "
+                f"program runs on another, of {dict(devices.mesh.shape)}. Make the population with "
+                "the mesh that the program runs on."
+            )
+        return AtHome(x)
 
-    return jax.tree.map(one, argument, is_leaf=lambda x: isinstance(x, ShardedCohort))
+    return map_parts(seen, argument)
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,7 +20,7 @@ from fedgrad.executors.devices import Devices
 from fedgrad.executors.loops import early_exit, ends_early
 from fedgrad.executors.rewrite import Rules, evaluate
 from fedgrad.executors.seats import Seats, at_home, dealt, whole
-from fedgrad.executors.sharded import on_one_device
+from fedgrad.executors.sharded import by_device
 from fedgrad.executors.slices import one_by_one
 from fedgrad.executors.walk import Env, Walk
 from fedgrad.plan.plan import Plan, make_plan
@@ -55,23 +55,25 @@ def _run(
     program: Program, chunk: int | None, devices: Devices | None, arguments: dict[str, Any]
 ) -> Any:
     resident = devices is not None and devices.resident
-    seen = {name: on_one_device(a) for name, a in arguments.items()} if resident else arguments
-    args = read_arguments(program, seen)
+    if devices is not None and resident:
+        arguments = {name: by_device(a, devices) for name, a in arguments.items()}
+    args = read_arguments(program, arguments)
     plan = make_plan(program, args, recompute=chunk is not None)
     if not resident and max(args.clients.values(), default=1) == 1:
         devices = None  # a client alone is faster with all cores
     seats = {}
-    for placement, n in args.clients.items():
-        mine = [arguments[name] for name, at in program.placements.items() if at.name == placement]
-        may_move = not resident or _is_light(placement, args, plan)
-        home = at_home(mine, devices)
-        seats[placement] = home or dealt(n, args.sizes.get(placement), devices, may_move)
-    # The same arguments, with one row for each seat instead of one for each client.
-    seated = dict(arguments)
-    for name, at in program.placements.items():
-        seated[name] = seats[at.name].argument(arguments[name])
-    args = read_arguments(program, seated)
-    outputs = _Vectorised(args, seats, devices, chunk).run(plan.steps, args.leaves)
+    for at, n in args.clients.items():
+        may_move = not resident or _is_light(at, args, plan)
+        mine = [arguments[name] for name, p in program.placements.items() if p.name == at]
+        seats[at] = at_home(mine) or dealt(n, args.sizes.get(at), devices, may_move)
+    # One row for each seat instead of one for each client.
+    inputs = [
+        seats[v.at].seated(x) if is_client(v.at) and not v.shared else x
+        for v, x in zip(args.values, args.leaves, strict=True)
+    ]
+    indices = {at: seats[at].seated(index) for at, index in args.indices.items()}
+    walk = _Vectorised(indices, set(args.sizes), seats, devices, chunk)
+    outputs = walk.run(plan.steps, inputs)
     results = [
         seats[value.at].result(x) if is_client(value.at) else whole(x, devices)
         for value, x in zip(plan.steps.outputs, outputs, strict=True)
@@ -93,12 +95,13 @@ class _Vectorised(Walk):
 
     def __init__(
         self,
-        args: Arguments,
+        indices: dict[str, Any],
+        ragged: set[str],
         seats: dict[str, Seats],
         devices: Devices | None,
         chunk: int | None,
     ) -> None:
-        self.indices, self.ragged = args.indices, set(args.sizes)
+        self.indices, self.ragged = indices, ragged
         self.seats, self.devices, self.chunk = seats, devices, chunk
 
     def index(self, placement: str) -> Any:

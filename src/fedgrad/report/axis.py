@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedgrad.report.words import memory, number
+from fedgrad.show.numbers import memory, number
 
 Unit = Literal["", "bytes", "percent"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fedgrad.report.axis import Axis, Unit, axis
 from fedgrad.report.markup import Html, element
-from fedgrad.report.words import number, percent
+from fedgrad.show.numbers import number, percent
 
 WIDE, HIGH = 1000, 500  # units of the drawing, not pixels
 FAR = 8.0  # curves that leave what the first one spans by this factor are cut

@@ -8,7 +8,8 @@ from fedgrad.report.history import Series
 from fedgrad.report.markup import Content, Html, element
 from fedgrad.report.page import table
 from fedgrad.report.run import FIXED, LEARNED, Run
-from fedgrad.report.words import measure, percent, title
+from fedgrad.report.words import measure, title
+from fedgrad.show.numbers import percent
 
 COLOURS = {LEARNED: "p0", FIXED: "p2"}
 MILESTONES = 6

@@ -8,7 +8,8 @@ from fedgrad.report.page import Section, listing, page, picture, table
 from fedgrad.report.plans import KeptPlan
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.top import heading, listed, top
-from fedgrad.report.words import memory, said
+from fedgrad.report.words import said
+from fedgrad.show.numbers import memory, plural
 
 GRAPHS = {
     FIXED: "A training round as it is.",
@@ -58,12 +59,11 @@ def _sent(name: str, plan: KeptPlan, rounds: int) -> Content:
         if plan.readdressed
         else "no client is addressed twice"
     )
-    plural = "" if plan.rounds == 1 else "s"
     return [
         element("h3", name.capitalize()),
         element(
             "p",
-            f"{plan.rounds} round{plural} of communication for each training round; {again}; "
+            f"{plural(plan.rounds, 'round')} of communication for each training round; {again}; "
             f"between rounds a client keeps {memory(keeps) if keeps else 'nothing'}.",
         ),
         table(("clients", "to each", "from each", "to all", "from all"), rows, last_is_total=True),

@@ -1,42 +1,10 @@
-"""Numbers and names as people read them."""
+"""Names of what is measured, and values of it, as people read them."""
 
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedgrad.show.layout import Size
-
-
-def number(value: float | None) -> str:
-    """Three or four digits that matter: 0.8312, 12.4, 3,120, 1.2e-7."""
-    if value is None:
-        return "–"
-    if not math.isfinite(value):
-        return "not finite"
-    size = abs(value)
-    if size and (size < 1e-4 or size >= 1e7):
-        leading, _, power = f"{value:.2e}".partition("e")
-        return f"{leading}e{int(power)}"
-    if float(value).is_integer():
-        return f"{value:,.0f}"
-    digits = 4 if size < 1 else 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
-    return f"{value:,.{digits}f}"
-
-
-def short(value: float) -> str:
-    """The same without zeros at the end: 0.9."""
-    words = number(value)
-    return words.rstrip("0").rstrip(".") if "." in words and "e" not in words else words
-
-
-def memory(count: float) -> str:
-    """`2.4 kB`."""
-    return Size(0, round(count)).memory
-
-
-def percent(part: float | None) -> str:
-    """`69.1 %`."""
-    return number(part) if part is None or not math.isfinite(part) else f"{100 * part:.1f} %"
+from fedgrad.show.numbers import number, percent
 
 
 def measure(key: str) -> Callable[[float | None], str]:

@@ -1,6 +1,5 @@
 """What each way of differentiating a program costs, before anything runs."""
 
-import io
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,8 @@ from fedgrad.ad.transforms import grad, jacobian
 from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.program import Program
 from fedgrad.plan.plan import Plan, plan
+from fedgrad.show.numbers import count, memory, price
+from fedgrad.show.terminal import plain, printed
 
 MODES = ("forward", "reverse", "mixed", "auto")
 
@@ -49,7 +50,7 @@ class Explanation:
             return f"auto: {auto.problem}"
         rules = ", ".join(auto.plan.rules)
         parts = [
-            f"auto takes {rules} for {_number(auto.price)}."
+            f"auto takes {rules} for {price(auto.price)}."
             if rules
             else "No round is active, so a derivative sends nothing more."
         ]
@@ -59,7 +60,7 @@ class Explanation:
             elif not row.allowed:
                 parts.append(f"{row.mode} is not allowed: {row.problem}.")
             elif row.price > auto.price:
-                parts.append(f"{row.mode} costs {_number(row.price)}{_times(row, auto)}.")
+                parts.append(f"{row.mode} costs {price(row.price)}{_times(row, auto)}.")
             else:
                 parts.append(f"{row.mode} costs the same.")
         return " ".join(parts)
@@ -68,8 +69,8 @@ class Explanation:
     def server(self) -> str:
         """What the server needs for what the planner chooses: an estimate from the shapes."""
         plan = self["auto"].plan or self.program
-        memory, work = _bytes(plan.server_memory), _count(plan.server_work)
-        return f"The server holds {memory} at once and does {work} operations."
+        held, work = memory(plan.server_memory), count(plan.server_work)
+        return f"The server holds {held} at once and does {work} operations."
 
     def __rich__(self) -> Any:
         from rich import box, table, text  # loaded when it is needed: it takes a while
@@ -92,24 +93,13 @@ class Explanation:
         )
 
     def __str__(self) -> str:
-        return self._printed(str(self.program), self).file.getvalue()  # type: ignore[no-any-return]
+        return plain(str(self.program), self)
 
     def _repr_html_(self) -> str:
-        console = self._printed(self, record=True)
-        table = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
-        return f"<div>{self.program.draw()}{table}</div>"
-
-    def _printed(self, *things: Any, record: bool = False) -> Any:
-        """A console on which these have been printed."""
-        from rich.console import Console
-
-        colors: Any = {} if record else {"color_system": None}
-        console = Console(
-            file=io.StringIO(), width=110, record=record, force_jupyter=False, **colors
+        table = printed(self, colours=True).export_html(
+            inline_styles=True, code_format="<pre>{code}</pre>"
         )
-        for thing in things:
-            console.print(thing, markup=False, highlight=False)
-        return console
+        return f"<div>{self.program.draw()}{table}</div>"
 
 
 def explain(
@@ -160,39 +150,17 @@ def _cells(name: str, row: Plan | None, source: Row | None) -> list[str]:
         return [name, *["-"] * 8]
     full = source or Row(name, row, None, True)
     (down, up), (down_bytes, up_bytes) = row.scalars, row.bytes
-    memory = max(row.client_memory.values(), default=0)
     return [
         name,
         ", ".join(row.rules) or "-",
         str(row.rounds),
-        f"{down:,} ({_bytes(down_bytes)})",
-        f"{up:,} ({_bytes(up_bytes)})",
+        f"{down:,} ({memory(down_bytes)})",
+        f"{up:,} ({memory(up_bytes)})",
         ", ".join(row.readdressed) or "nobody",
-        _bytes(memory),
-        _bytes(row.server_memory),
-        "" if full.price is None else _number(full.price) + ("" if full.allowed else " ✗"),
+        memory(max(row.client_memory.values(), default=0)),
+        memory(row.server_memory),
+        "" if full.price is None else price(full.price) + ("" if full.allowed else " ✗"),
     ]
-
-
-def _bytes(n: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if n < 1000 or unit == "TB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    raise AssertionError
-
-
-def _count(n: float) -> str:
-    """A number of operations: 950, 12k, 3.4M."""
-    for unit in ("", "k", "M", "G", "T"):
-        if n < 1000 or unit == "T":
-            return f"{n:.0f}{unit}" if n >= 100 or unit == "" else f"{n:.1f}{unit}"
-        n /= 1000
-    raise AssertionError
-
-
-def _number(x: float) -> str:
-    return f"{x:,.0f}" if x >= 100 or x == int(x) else f"{x:,.2f}"
 
 
 def _times(row: Row, auto: Row) -> str:

@@ -16,7 +16,8 @@ from fedgrad.core.graph import Value
 from fedgrad.core.placement import SERVER, is_client
 from fedgrad.plan.plan import Plan
 from fedgrad.plan.stages import Exchange, Loop, Steps
-from fedgrad.show.naming import Work, directing, plural, stage_work
+from fedgrad.show.naming import Work, directing, stage_work
+from fedgrad.show.numbers import memory, plural
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,7 @@ class Size:
 
     @property
     def memory(self) -> str:
-        for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-            if self.bytes >= factor:
-                return f"{self.bytes / factor:.1f} {unit}"
-        return f"{self.bytes} B"
+        return memory(self.bytes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from fedgrad.core.graph import Equation
 from fedgrad.core.placement import ANYWHERE, SERVER
 from fedgrad.core.primitives import Primitive, inner_jaxprs, jax_primitives, where
 from fedgrad.plan.stages import Steps
+from fedgrad.show.numbers import plural
 
 Function = tuple[str, str]  # its file and its name
 _ROOT = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -55,10 +56,6 @@ def stage_work(directing: set[Function], equations: Sequence[Equation], nothing:
         return Work("", detail)
     span = f"{lines[0]}" if lines[0] == lines[-1] else f"{lines[0]}–{lines[-1]}"
     return Work(f"{file}:{span}", detail)
-
-
-def plural(n: int, word: str) -> str:
-    return f"{n:,} {word}" + ("" if n == 1 else "s")
 
 
 def directing(steps: Steps) -> set["Function"]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from fedgrad.show.text import columns
+from fedgrad.show.terminal import columns
 
 # name: (light, dark). A colour is used as fill or as stroke by the class of the same name.
 INK = {

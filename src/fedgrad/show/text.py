@@ -1,7 +1,8 @@
 """A plan for a terminal: one block per round, and what it all costs."""
 
-import unicodedata
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from fedgrad.core.placement import SERVER
 from fedgrad.plan.plan import Plan
@@ -17,25 +18,22 @@ from fedgrad.show.layout import (
     Work,
     frames,
     outline,
-    plural,
 )
-
-WIDTH, WIDEST = 88, 100  # of boxes, and of any line
+from fedgrad.show.numbers import memory, plural
+from fedgrad.show.terminal import WIDEST, WIDTH, box, columns, line, plain
 
 
 def text(plan: Plan) -> str:
     """The federated graph of a plan as text."""
     shown = outline(plan)
-    lines = [plan.name, ""]
-    for lane, heading in shown.lanes.items():
-        lines += _wrap(f"  {heading} ← ", _named(shown.arguments[lane]))
-    lines += _items(shown.items, shown, WIDTH)
-    for lane, heading in shown.lanes.items():
-        lines += _wrap(f"  {heading} → ", _named(shown.results[lane]))
-    lines.append("")
-    for line in summary(plan, shown):
-        lines += _wrap("", line.split(" · "), " ·", WIDEST)
-    return "\n".join(_fit(line, WIDEST).rstrip() for line in lines)
+    captions = [_wrap("", said.split(" · "), " ·", WIDEST) for said in summary(plan, shown)]
+    printed = plain(
+        *map(line, [plan.name, "", *_ends(shown, "←", shown.arguments)]),
+        *_items(shown.items, shown, WIDTH),
+        *map(line, [*_ends(shown, "→", shown.results), "", *itertools.chain(*captions)]),
+        width=WIDEST,
+    )
+    return "\n".join(words.rstrip() for words in printed.splitlines())
 
 
 def summary(plan: Plan, shown: Outline) -> list[str]:
@@ -50,11 +48,11 @@ def summary(plan: Plan, shown: Outline) -> list[str]:
         down, up = totals(shown.items, placement)
         silent = not (down.bytes or up.bytes)
         again = "addressed again" if placement in plan.readdressed else "addressed once"
-        memory = plan.client_memory[placement]
+        kept = plan.client_memory[placement]
         lines.append(
             f"each of {n:,} {placement}: ↓ {down.count}, {down.memory} · ↑ {up.count}, {up.memory}"
             f" · {'never addressed' if silent else again}"
-            f" · keeps {Size(0, memory).memory if memory else 'nothing'}"
+            f" · keeps {memory(kept) if kept else 'nothing'}"
         )
     return lines
 
@@ -77,32 +75,34 @@ def totals(items: Sequence[Item], placement: str) -> tuple[Size, Size]:
     return down, up
 
 
-def columns(string: str) -> int:
-    """How many columns of a terminal a string takes."""
-    return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in string)
+def _ends(shown: Outline, arrow: str, sizes: dict[str, dict[str, str]]) -> list[str]:
+    """The arguments or the results of each lane."""
+    named = {lane: [f"{name} ({size})" for name, size in of.items()] for lane, of in sizes.items()}
+    return [
+        words
+        for lane, heading in shown.lanes.items()
+        for words in _wrap(f"  {heading} {arrow} ", named[lane])
+    ]
 
 
-def _named(sizes: dict[str, str]) -> list[str]:
-    return [f"{name} ({size})" for name, size in sizes.items()]
-
-
-def _items(items: Sequence[Item], shown: Outline, width: int) -> list[str]:
-    lines: list[str] = []
+def _items(items: Sequence[Item], shown: Outline, width: int | None = None) -> list[Any]:
+    """Lines, boxes for rounds, and double boxes for loops."""
+    found: list[Any] = []
     for item in items:
         if isinstance(item, Work):
-            lines.append(f"  {SERVER}: {_said(item)}")
+            found.append(line(f"  {SERVER}: {_said(item)}"))
         elif isinstance(item, Round):
             head = f"round {item.number}" if item.number is not None else "no communication"
-            inner = [line for visit in item.visits for line in _visit(visit, shown)]
-            lines += _box(head, inner, width, "┌─┐│└┘")
+            visits = [line(words) for visit in item.visits for words in _visit(visit, shown)]
+            found.append(box(head, visits, width=width))
         else:
-            inner = []
+            inner: list[Any] = []
             for part in item.parts:
-                inner += [f"{part.label}:"] if part.label else []
-                inner += _items(part.items, shown, width - 4) or ["  nothing"]
-                inner += _passed_on(part, shown)
-            lines += _box(item.label, inner, width, "╔═╗║╚╝")
-    return lines
+                inner += [line(f"{part.label}:")] if part.label else []
+                inner += _items(part.items, shown) or [line("  nothing")]
+                inner += map(line, _passed_on(part, shown))
+            found.append(box(item.label, inner, double=True, width=width))
+    return found
 
 
 def _visit(visit: Visit, shown: Outline) -> list[str]:
@@ -153,25 +153,6 @@ def rounds(items: Sequence[Item]) -> list[Round]:
 
 def _said(work: Work) -> str:
     return f"{work.title} · {work.detail}" if work.title else work.detail
-
-
-def _box(head: str, lines: Sequence[str], width: int, glyphs: str) -> list[str]:
-    corner, bar, end, side, left, right = list(glyphs)
-    top = f"{corner}{bar} {_fit(head, width - 6).rstrip()} "
-    return [
-        top + bar * (width - columns(top) - 1) + end,
-        *(f"{side} {_fit(line, width - 4)} {side}" for line in lines),
-        left + bar * (width - 2) + right,
-    ]
-
-
-def _fit(string: str, width: int) -> str:
-    """Exactly so many columns: cut or padded."""
-    if columns(string) > width:
-        while columns(string) > width - 1:
-            string = string[:-1]
-        string += "…"
-    return string + " " * (width - columns(string))
 
 
 def _wrap(head: str, words: Sequence[str], between: str = ",", width: int = WIDTH) -> list[str]:

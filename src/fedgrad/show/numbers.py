@@ -1,0 +1,60 @@
+"""Numbers, counts and bytes as people read them: the one place that decides how."""
+
+import math
+
+
+def number(value: float | None) -> str:
+    """Three or four digits that matter: 0.8312, 12.4, 3,120, 1.2e-7."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return "not finite"
+    size = abs(value)
+    if size and (size < 1e-4 or size >= 1e7):
+        leading, _, power = f"{value:.2e}".partition("e")
+        return f"{leading}e{int(power)}"
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    digits = 4 if size < 1 else 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
+    return f"{value:,.{digits}f}"
+
+
+def short(value: float) -> str:
+    """The same without zeros at the end: 0.9."""
+    words = number(value)
+    return words.rstrip("0").rstrip(".") if "." in words and "e" not in words else words
+
+
+def percent(part: float | None) -> str:
+    """`69.1 %`."""
+    return number(part) if part is None or not math.isfinite(part) else f"{100 * part:.1f} %"
+
+
+def price(value: float) -> str:
+    """In full, to be compared: 13,306,968, or 2.50."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.2f}"
+
+
+def memory(bytes: float) -> str:
+    """`2.4 kB`."""
+    value, unit = _scaled(round(bytes), ("B", "kB", "MB", "GB", "TB"))
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def count(number: float) -> str:
+    """Many of something, roughly: 950, 12.0k, 340M."""
+    value, unit = _scaled(number, ("", "k", "M", "G", "T"))
+    return f"{value:.0f}{unit}" if value >= 100 or not unit else f"{value:.1f}{unit}"
+
+
+def plural(number: int, word: str) -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
+
+
+def _scaled(value: float, units: tuple[str, ...]) -> tuple[float, str]:
+    for unit in units[:-1]:
+        if value < 1000:
+            return value, unit
+        value /= 1000
+    return value, units[-1]
