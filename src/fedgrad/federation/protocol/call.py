@@ -1,5 +1,6 @@
 """One run of a plan on a federation: the server walks through the plan, nodes run its stages."""
 
+import functools
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -11,21 +12,22 @@ from fedgrad.core.graph import read
 from fedgrad.core.placement import is_client
 from fedgrad.executors.clients import wide
 from fedgrad.executors.walk import Env, InPython
-from fedgrad.federation.protocol.declared import Declared
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.messages import Messages, Work
 from fedgrad.federation.protocol.prepared import Prepared
 from fedgrad.federation.protocol.sources import DECIDED
-from fedgrad.federation.protocol.values import Remote, constant, stacked
+from fedgrad.federation.protocol.stage_program import StageProgram
+from fedgrad.federation.protocol.values import Place, Remote, Versions, constant, stacked
 from fedgrad.plan.stages import Exchange, Step, Steps
 
 
 class Call(InPython):
-    """A client value is a `Remote`: where each client finds its own."""
+    """A client value is a `Place`: where each client finds its own."""
 
-    def __init__(self, prepared: Prepared, messages: Messages, arguments: Sequence[Remote]) -> None:
-        self.prepared, self.messages = prepared, messages
-        self.programs = prepared.exported.programs([x.declared for x in arguments])
+    def __init__(self, prepared: Prepared, messages: Messages, arguments: Sequence[Place]) -> None:
+        self.prepared, self.messages, self.arguments = prepared, messages, arguments
+        self.versions = any(isinstance(x, Versions) for x in arguments)
+        self.programs: dict[int, dict[Exchange, StageProgram]] = {}  # by client, if they differ
         self.name, self.count = uuid.uuid4().hex, 0
         self.at: tuple[int, ...] = ()  # the iterations of the loops that we are in
         self.waiting: list[tuple[Work, Exchange, Env]] = []
@@ -48,25 +50,42 @@ class Call(InPython):
         """A constant as all clients have it."""
         return constant(x)
 
+    def program(self, exchange: Exchange, client: int) -> StageProgram:
+        """A stage, as it is sent to a client."""
+        client = client if self.versions else 0
+        if client not in self.programs:
+            sources = [x.of(client).declared for x in self.arguments]
+            self.programs[client] = self.prepared.exported.programs(sources)
+        return self.programs[client][exchange]
+
     def exchange(self, exchange: Exchange, env: Env) -> None:
         """Note what clients have to do. What needs no message waits until there is one."""
-        freed, program = self.prepared.last_reads.get(exchange, ()), self.programs[exchange]
+        freed, any_program = self.prepared.last_reads.get(exchange, ()), self.program(exchange, 0)
         work = Work(
             placement=exchange.placement,
-            program=program,
+            program=functools.partial(self.program, exchange),
+            sums=any_program.outputs[: any_program.summed],
             at=self.at,
             sent=[np.asarray(to_data(read(env, sent))) for sent, _ in exchange.down],
             own=[env[v] if is_client(v.at) else constant(env[v]) for v in exchange.own],
-            keep=[self.kept(program.declared, j) for j, _ in enumerate(exchange.kept)],
+            keep=[self.kept(exchange, j) for j, _ in enumerate(exchange.kept)],
             free=[env[v] for v in exchange.own if v in freed],
         )
         env.update(zip(exchange.kept, work.keep, strict=True))
         self.waiting.append((work, exchange, env))
 
-    def kept(self, by: Declared, output: int) -> Remote:
+    def kept(self, exchange: Exchange, output: int) -> Place:
+        """What clients are told to keep, under a name that is given once."""
         self.count += 1
-        made = by.origin(output, self.at).result
-        return self.messages.federation.kept(f"{self.name}/{self.count}", made)
+        name = f"{self.name}/{self.count}"
+
+        def remote(client: int) -> Remote:
+            declared = self.program(exchange, client).declared
+            return Remote(["kept", name], made=declared.origin(output, self.at).result)
+
+        if not self.versions:
+            return remote(0)
+        return Versions({c: remote(c) for c in self.messages.groups[exchange.placement].clients})
 
     def send(self) -> None:
         """Send what waits, and sum what comes back."""
@@ -88,11 +107,11 @@ class Call(InPython):
 
     def row(self, x: Any, i: int) -> Any:
         """A row of what a scan goes over."""
-        return x.row(i) if isinstance(x, Remote) else x[i]
+        return x.row(i) if isinstance(x, Place) else x[i]
 
     def stacked(self, rows: Sequence[Any]) -> Any:
         """Iterations as one array."""
-        return stacked(rows) if isinstance(rows[0], Remote) else jnp.stack(rows)
+        return stacked(rows) if isinstance(rows[0], Place) else jnp.stack(rows)
 
 
 def _sum(column: Sequence[np.ndarray[Any, Any]]) -> Any:
