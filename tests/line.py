@@ -82,22 +82,18 @@ FIRST = {"w": np.zeros(3, np.float32)}
 if __name__ == "__main__":
     folder, rounds, devices = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     jax.config.update("jax_num_cpu_devices", devices)
-    from fedgrad.training.evaluation import evaluation
-    from fedgrad.training.fit import fit
 
     clients = fg.population(points())
     try:
-        fit(
+        fg.fit(
             line(),
             clients,
             params=FIRST,
             rounds=rounds,
             cohort_size=5,
             key=jax.random.key(3),
-            eval=evaluation({"loss": mean_square}, clients),
-            eval_every=7,
-            out=folder,
-            checkpoint_every=3,
+            evaluate=fg.Evaluation({"loss": mean_square}, clients, every=7),
+            out=fg.run_folder(folder, every=3),
             callbacks=[lambda round, state, metrics: time.sleep(0.01)],
         )
     except KeyboardInterrupt as interrupt:

@@ -26,7 +26,7 @@ if not ALONE:
 
 import conftest  # noqa: E402, F401
 import fedgrad as fg  # noqa: E402
-from fedgrad.plan.stages import exchanges  # noqa: E402
+from fedgrad.plan.traffic import exchanges  # noqa: E402
 from programs import TABLE, assert_same  # noqa: E402
 from test_derivatives import IMPOSSIBLE, MODES, derived, scalar  # noqa: E402
 from test_ragged import W, expected, make_clients, training  # noqa: E402
@@ -86,7 +86,7 @@ def run_case(program, args):
         )
         for name, arg in zip(program.signature.parameters, args, strict=True)
     ]
-    messages = sum(bool(x.up) for _, x, _ in exchanges(fg.plan(program, *args).steps))
+    messages = sum(bool(x.up) for _, x, _ in exchanges(fg.plan(program, *args).graph))
     compiled = jax.jit(program).lower(*args).compile()
     return jax.device_get(compiled(*args)), messages, collectives(compiled)
 

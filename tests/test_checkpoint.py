@@ -24,8 +24,6 @@ from fedgrad.training import files
 from fedgrad.training.checkpoint import Checkpoint
 from fedgrad.training.config import leaves
 from fedgrad.training.files import RunFolderError
-from fedgrad.training.fit import fit
-from fedgrad.training.history import History
 from fedgrad.training.log import read_log
 from line import FIRST, line, mean_square, points
 
@@ -37,8 +35,8 @@ CURRENT, PREVIOUS = "checkpoint.npz", "checkpoint.previous.npz"
 
 def train(algorithm=LINE, clients=CLIENTS, rounds=9, **more):
     settings = {"params": FIRST, "cohort_size": 5, "key": jax.random.key(3), "progress": False}
-    evaluate = {"eval": lambda p: {"w": p["w"][0]}, "eval_every": 4}
-    return fit(algorithm, clients, rounds=rounds, **(settings | evaluate | more))
+    settings["evaluate"] = fg.Evaluation(lambda p: {"w": p["w"][0]}, every=4)
+    return fg.fit(algorithm, clients, rounds=rounds, **(settings | more))
 
 
 def bits(leaf):
@@ -89,7 +87,7 @@ LEAVES = {
 def test_every_kind_of_leaf_survives(name, tmp_path):
     state = {"a": LEAVES[name], "b": (jnp.arange(3.0), LEAVES[name])}
     config = {"state": leaves(state)}
-    history = History({"loss": ([1, 2], np.array([0.1, np.nan], np.float32)), "n": ([2], [7])})
+    history = fg.History({"loss": ([1, 2], np.array([0.1, np.nan], np.float32)), "n": ([2], [7])})
     checkpoints.save(tmp_path, Checkpoint(2, state, history, config))
     found = checkpoints.load(tmp_path, state, config)
     assert found.round == 2
@@ -114,7 +112,7 @@ def test_numpy_opens_it_and_there_is_no_code_in_it(tmp_path):
 def test_a_state_that_changes_its_structure_cannot_be_kept(tmp_path):
     state, config = {"a": jnp.ones(2)}, {"state": {"b": "float32[2]"}}
     with pytest.raises(RunFolderError, match=r"other leaves .*'a'.*'b'"):
-        checkpoints.save(tmp_path, Checkpoint(1, state, History(), config))
+        checkpoints.save(tmp_path, Checkpoint(1, state, fg.History(), config))
 
 
 # A run that goes on
@@ -126,10 +124,11 @@ def test_a_run_that_failed_goes_on_bit_by_bit(at, tmp_path):
         if round == at:
             raise ZeroDivisionError
 
+    often = fg.run_folder(tmp_path, every=3)
     with pytest.raises(ZeroDivisionError) as caught:
-        train(out=tmp_path, callbacks=[fail], checkpoint_every=3)
+        train(out=often, callbacks=[fail])
     assert f"Round {at} is saved" in caught.value.__notes__[0]
-    resumed = train(out=tmp_path, checkpoint_every=3)
+    resumed = train(out=often)
     assert everything(resumed) == everything(train())
     log = read_log(tmp_path / "history.jsonl")
     assert log["loss"].tolist() == resumed.history["loss"].tolist()
@@ -153,7 +152,7 @@ def test_more_rounds_of_a_finished_run(tmp_path):
     assert everything(train(rounds=9, out=tmp_path)) == everything(train(rounds=9))
     with pytest.raises(RunFolderError, match="has 9 rounds already"):
         train(rounds=5, out=tmp_path)
-    assert train(rounds=5, out=tmp_path, resume=False).rounds == 5
+    assert train(rounds=5, out=fg.run_folder(tmp_path, resume=False)).rounds == 5
 
 
 def test_what_a_killed_run_logged_after_its_checkpoint_is_forgotten(tmp_path):
@@ -166,7 +165,7 @@ def test_what_a_killed_run_logged_after_its_checkpoint_is_forgotten(tmp_path):
 
 
 ANOTHER = {
-    "hyper": ({"hyper": {"rate": 0.2, "noise": 0.01}}, "hyper.rate: 0.1 .* 0.2 now"),
+    "hyper": ({"algorithm": LINE.starting({"rate": 0.2})}, "hyper.rate: 0.1 .* 0.2 now"),
     "cohort size": ({"cohort_size": 6}, "cohort_size: 5 .* 6 now"),
     "key": ({"key": jax.random.key(4)}, "first_key: "),
     "first model": ({"params": {"w": np.ones(3, np.float32)}}, "first_state: "),
@@ -176,17 +175,18 @@ ANOTHER = {
     "algorithm": ({"algorithm": fg.fed_avg(mean_square)}, "algorithm.round: line_round .* round"),
     "fewer clients": ({"clients": fg.population(POINTS[:7])}, "populations.cohort.clients: 12 "),
     "other data": ({"clients": fg.population(points(seed=1))}, "populations.cohort.data: "),
-    "config": ({"config": {"task": "other"}}, "config.task: mine .* other now"),
+    "config": ({"task": "other"}, "config.task: mine .* other now"),
 }
 
 
 @pytest.mark.parametrize("name", ANOTHER)
 def test_the_checkpoint_of_another_run_is_refused(name, tmp_path):
-    train(rounds=2, out=tmp_path, config={"task": "mine"})
+    train(rounds=2, out=fg.run_folder(tmp_path, config={"task": "mine"}))
     before = (tmp_path / CURRENT).read_bytes()
     settings, message = ANOTHER[name]
+    out = fg.run_folder(tmp_path, config={"task": settings.get("task", "mine")})
     with pytest.raises(RunFolderError, match=message) as caught:
-        train(rounds=4, out=tmp_path, **({"config": {"task": "mine"}} | settings))
+        train(rounds=4, out=out, **{k: v for k, v in settings.items() if k != "task"})
     assert "resume=False" in str(caught.value) and "test_checkpoint.py" in str(caught.value)
     assert (tmp_path / CURRENT).read_bytes() == before
 
@@ -208,15 +208,19 @@ OTHERWISE = {
 @pytest.mark.parametrize("rate, message", OTHERWISE.values(), ids=OTHERWISE)
 def test_another_schedule_is_another_run(rate, message, federated, tmp_path):
     """Also where the program of a round cannot be compared, because the data are elsewhere."""
-    where = {"out": tmp_path}
+    clients, on = CLIENTS, fg.executors.local()
     if federated:
-        executor = fg.executors.flower(InProcess.of(POINTS), platforms=("cpu",))
-        where |= {"clients": executor.population(), "executor": executor}
-    train(SCHEDULED, rounds=1, **where)
+        on = fg.executors.flower(InProcess.of(POINTS), platforms=("cpu",))
+        clients = on.population()
+
+    def run(algorithm, rounds):
+        return train(algorithm.on(on), clients, rounds, out=tmp_path)
+
+    run(SCHEDULED, 1)
     same = fg.fed_avg(mean_square, client_learning_rate=decay(0.1))
-    assert train(same, rounds=2, **where).rounds == 2
+    assert run(same, 2).rounds == 2
     with pytest.raises(RunFolderError, match=message):
-        train(fg.fed_avg(mean_square, client_learning_rate=rate), rounds=3, **where)
+        run(fg.fed_avg(mean_square, client_learning_rate=rate), 3)
 
 
 def test_another_version_may_go_on_with_a_run(tmp_path, monkeypatch):
@@ -229,9 +233,8 @@ def test_another_version_may_go_on_with_a_run(tmp_path, monkeypatch):
 def test_the_digest_of_a_program_is_the_same_in_every_process(tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from line import *\n"
-        "from fedgrad.training.fit import fit\n"
         "a = fg.self_tuning(fg.fed_prox(mean_square), ['client', 'proximal_weight'])\n"
-        "fit(a, fg.population(points()), params=FIRST, rounds=0, cohort_size=5,\n"
+        "fg.fit(a, fg.population(points()), params=FIRST, rounds=0, cohort_size=5,\n"
         "    key=jax.random.key(0), out=sys.argv[2], progress=False)\n"
     )
     found = []
@@ -290,7 +293,7 @@ def test_both_are_damaged(kept):
         (kept / name).write_bytes(b"PK")
     with pytest.raises(RunFolderError, match=f"So is {re.escape(PREVIOUS)}. Give resume=False"):
         train(out=kept)
-    assert train(out=kept, resume=False).rounds == 9
+    assert train(out=fg.run_folder(kept, resume=False)).rounds == 9
 
 
 # A full disk
@@ -340,7 +343,7 @@ def test_a_full_disk_while_training(kept):
 
     try:
         with pytest.raises(RunFolderError, match=r"Cannot write .*checkpoint.npz.*File too large"):
-            train(rounds=12, out=kept, checkpoint_every=1, callbacks=[fill])
+            train(rounds=12, out=fg.run_folder(kept, every=1), callbacks=[fill])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     seen = []
@@ -422,7 +425,7 @@ def test_ctrl_c_a_third_time_is_obeyed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.os, "fsync", impatient)
     with pytest.raises(KeyboardInterrupt):
-        train(out=tmp_path, callbacks=[press], checkpoint_every=2)
+        train(out=fg.run_folder(tmp_path, every=2), callbacks=[press])
     monkeypatch.undo()
     seen = []
     train(out=tmp_path, callbacks=[lambda round, *_: seen.append(round)])

@@ -307,10 +307,12 @@ def test_options_reach_the_algorithm():
     flags = "--algorithm fedavg --learn client --set client.learning_rate=0.5 --cohort 4"
     flags += " --weighting power --parametrisation log --task-option clients=6 --schedule serial"
     prepared = prepare(tuning(parse(["tune", "synthetic", *flags.split()])))
-    assert prepared.hyper["client"]["learning_rate"] == 0.5 and "weight_exponent" in prepared.hyper
+    for algorithm in prepared.algorithms.values():
+        assert algorithm.hyper["client"]["learning_rate"] == 0.5
+        assert "weight_exponent" in algorithm.hyper
     assert prepared.asked.learn == ["client.learning_rate"] and prepared.asked.cohort == 4
     params = prepared.task.init(jax.random.key(0))
-    state = prepared.algorithms["learned"].init(params, prepared.hyper)
+    state = prepared.algorithms["learned"].init(params)
     assert float(state.learned["client.learning_rate"]) == pytest.approx(math.log(0.5))
     plans = prepared.plans()
     assert plans["fixed"].rounds == 1 and plans["learned"].rounds == 2

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+from fedgrad.core.evaluate import run
 from fedgrad.core.primitives import inner_jaxprs, jax_primitives
 from fedgrad.executors import convolutions
 from fedgrad.executors.convolutions import as_matmul, default_rules
-from fedgrad.executors.rewrite import run
 
 conv_p = jax_primitives.conv_general_dilated_p
 RULES = {conv_p: as_matmul}

@@ -436,7 +436,7 @@ def test_derivative_by_data_of_clients_stays_there(name, mode):
     assert_close(found, jax.jit(jax.grad(case.centralised, position))(*args))
     plan = fg.plan(gradient, *args)
     placement = case.program.placements[list(case.program.signature.parameters)[position]]
-    assert {v.at for v in plan.steps.outputs} == {placement.name}
+    assert {v.at for v in plan.graph.outputs} == {placement.name}
     assert plan.audit().only_sums
 
 
@@ -752,7 +752,7 @@ def equations(jaxpr):
 def one_client(program, args):
     """The derived program's jaxpr, in the view of the server and one client."""
     plan = fg.plan(program, *args)
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in plan.steps.inputs]
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in plan.graph.inputs]
     arguments = fg.core.arguments.read_arguments(program, program.bind(args, {}))
     jaxpr, _ = make_jaxpr(
         lambda *leaves: program.call(arguments.rebuild(list(leaves))),
@@ -870,9 +870,7 @@ def test_what_only_the_server_does_is_differentiated_by_the_fewer(mode):
 
     args = jnp.array([0.5, 2.0]), jnp.linspace(0, 1, n), jnp.arange(3.0)
     jacobian = fg.jacobian(step, mode=mode)
-    sizes = [
-        v.size for s in fg.plan(jacobian, *args).steps.steps for e in s.server for v in e.outputs
-    ]
+    sizes = [v.size for e in fg.plan(jacobian, *args).graph.local for v in e.outputs]
     assert max(sizes) <= 2 * n
     expected = jax.jacobian(lambda r: args[1] - r[0] * jnp.sin(args[1]) * r[1])(args[0])
     np.testing.assert_allclose(jacobian(*args), expected, rtol=1e-10)

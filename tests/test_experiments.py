@@ -495,12 +495,10 @@ def test_a_trial_is_what_it_would_be_alone(server_run, kind):
         ("random server, random client", 1, 0),
         (servers.DEFAULT, 1, 1),
     ):
-        hyper = fg.hyper.replace(
-            alone.hyper, {name: float(v[trial]) for name, v in starts[initialisation].items()}
-        )
+        hyper = {name: float(v[trial]) for name, v in starts[initialisation].items()}
         result = fg.fit(
-            alone, task.train, params=task.init(jax.random.key(seed)), rounds=3, cohort_size=3,
-            key=jax.random.key(seed), hyper=hyper, progress=False,
+            alone.starting(hyper), task.train, params=task.init(jax.random.key(seed)), rounds=3,
+            cohort_size=3, key=jax.random.key(seed), progress=False,
         )  # fmt: skip
         store = jax.tree.map(lambda x: x[: task.test.counts.sum()], task.test.everyone.store)
         accuracy = task.metrics["accuracy"](result.params, store).mean()

@@ -148,7 +148,7 @@ def test_derivatives_traffic_and_memory(case, mode):
     assert_close(gradient.on(executor)(*handles), centralised(case))
     if not case.decided:
         check_traffic(plan, executor, plan.clients)
-    if any(step.loops for step in plan.steps.steps):
+    if any(plan.graph.loops):
         executor.federation.flush()  # what a loop leaves, nodes forget with their next message
     assert kept(transport) == []
 
@@ -400,16 +400,15 @@ def test_training_and_tuning_run_unchanged():
     executor = flower(InProcess.of(RAGGED))
 
     def train(clients, on):
-        evaluate = fg.evaluation({"loss": loss}, clients)
+        evaluate = fg.Evaluation({"loss": loss}, clients)
         return fg.fit(
-            algorithm,
+            algorithm if on is None else algorithm.on(on),
             clients,
             params=jnp.zeros(2),
             rounds=3,
             cohort_size=5,
             key=jax.random.key(2),
-            eval=evaluate,
-            executor=on,
+            evaluate=evaluate,
             progress=False,
         )
 
@@ -449,13 +448,12 @@ def test_spare_rows_are_examples_on_every_executor(loss, algorithm):
         (nodes.population(), nodes),
     ):
         result = fg.fit(
-            made,
+            made if executor is None else made.on(executor),
             population,
             params=jnp.ones(2),
             rounds=2,
             cohort_size=3,
             key=jax.random.key(0),
-            executor=executor,
             progress=False,
         )
         assert np.isfinite(result.params).all()

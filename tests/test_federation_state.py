@@ -169,3 +169,30 @@ def test_a_site_checks_what_the_state_was_made_by():
         mine |= {client: [theirs[client][0], made] for client, (_, made) in mine.items()}
     with pytest.raises(Refused, match="declares that input"):
         one_round(executor, x, restored(begin(FIRST, range(4)), forged), [0, 1])
+
+
+@fg.program(z=fg.CLIENTS, state=fg.CLIENTS)
+def rows(x, z, state):
+    """A loop over the rows of a state, that leaves new ones."""
+
+    def step(x, row):
+        move = fg.broadcast(x) - z + row
+        return x - 0.3 * fg.mean(move), row - 0.5 * move
+
+    return jax.lax.scan(step, x, state)
+
+
+def test_states_in_loops():
+    first = jnp.stack([jnp.zeros(3), jnp.ones(3)])
+    transport, executor = nodes()
+    x = y = jnp.ones(3)
+    simulated, state, held = jnp.stack([first] * 4), begin(first, range(4)), []
+    for clients in COHORTS:
+        index, z = jnp.asarray(clients), executor.clients(which=clients)
+        x, new = rows(x, Z[index], simulated[index])
+        simulated = simulated.at[index].set(new)
+        y, new = rows.on(executor)(y, z, gather(state, z))
+        state = scatter(state, new)
+        np.testing.assert_allclose(y, x, rtol=1e-6)
+        held.append(state)
+        state = restored(begin(first, range(4)), json.loads(json.dumps(saved(state))))

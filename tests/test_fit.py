@@ -16,12 +16,8 @@ from rich.console import Console
 
 import fedgrad as fg
 from fedgrad.clients import sampling
-from fedgrad.training.evaluation import evaluation
-from fedgrad.training.fit import fit
-from fedgrad.training.history import History, MetricError
+from fedgrad.training.history import MetricError
 from fedgrad.training.log import read_log
-from fedgrad.training.stopping import early_stop, non_finite
-from fedgrad.training.tensorboard import tensorboard
 from line import FIRST, line, mean_square, points
 
 POINTS = points()
@@ -37,7 +33,11 @@ TRIALS = fg.side_by_side(LINE, {"rate": RATES, "noise": 0.0})
 
 def train(algorithm=None, clients=CLIENTS, rounds=6, **more):
     settings = {"params": FIRST, "cohort_size": 5, "key": KEY, "progress": False}
-    return fit(algorithm or LINE, clients, rounds=rounds, **(settings | more))
+    return fg.fit(algorithm or LINE, clients, rounds=rounds, **(settings | more))
+
+
+def first_weight(every):
+    return fg.Evaluation(lambda params: {"w": params["w"][0]}, every=every)
 
 
 def cohorts(rounds, key=KEY, name="cohort", size=5):
@@ -50,7 +50,7 @@ def cohorts(rounds, key=KEY, name="cohort", size=5):
 
 def test_it_is_the_hand_written_loop():
     """Gradient steps in numpy, on the clients that the run asked."""
-    result = train(hyper={"rate": 0.1, "noise": 0.0}, rounds=5)
+    result = train(LINE.starting({"rate": 0.1, "noise": 0.0}), rounds=5)
     w, losses = np.zeros(3), []
     for chosen in cohorts(5):
         x = np.concatenate([POINTS[c]["x"] for c in chosen]).astype(float)
@@ -85,7 +85,7 @@ def _data(tree):
 
 
 def test_any_executor():
-    local, reference = train(), train(executor=fg.executors.reference())
+    local, reference = train(), train(LINE.on(fg.executors.reference()))
     np.testing.assert_allclose(local.params["w"], reference.params["w"], rtol=1e-5)
 
 
@@ -120,7 +120,8 @@ def test_nothing_is_traced_or_compiled_again():
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         train(algorithm, rounds=11)
-        train(algorithm, rounds=20, key=jax.random.key(9), hyper={"rate": 0.2, "noise": 0.0})
+        other = algorithm.starting({"rate": 0.2, "noise": 0.0})
+        train(other, rounds=20, key=jax.random.key(9))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert traced == 1 and len(calls) == traced
@@ -206,13 +207,13 @@ class Sampled:
 
 
 def test_clients_that_can_only_be_sampled(tmp_path):
-    checked = evaluation({"loss": mean_square}, Sampled())
-    first = train(clients=Sampled(), rounds=3, eval=checked, out=tmp_path)
-    again = train(clients=Sampled(), rounds=5, eval=checked, out=tmp_path)
+    checked = fg.Evaluation({"loss": mean_square}, Sampled())
+    first = train(clients=Sampled(), rounds=3, evaluate=checked, out=tmp_path)
+    again = train(clients=Sampled(), rounds=5, evaluate=checked, out=tmp_path)
     straight = train(clients=Sampled(), rounds=5)
     assert first.rounds == 3
     assert np.array_equal(again.history["loss"], straight.history["loss"])
-    everyone = evaluation({"loss": mean_square}, CLIENTS)
+    everyone = fg.Evaluation({"loss": mean_square}, CLIENTS)
     assert first.history["eval.loss"][-1] == pytest.approx(everyone(first.params)["loss"])
 
 
@@ -244,7 +245,7 @@ def test_another_population_for_the_gradient_may_be_small():
 
 def test_history():
     history = train(
-        rounds=7, eval={"all": lambda p: {"size": jnp.sum(p["w"])}}, eval_every=3
+        rounds=7, evaluate={"all": fg.Evaluation(lambda p: {"size": jnp.sum(p["w"])}, every=3)}
     ).history
     assert history["loss"].shape == (7,) and history["loss"].dtype == np.float32
     assert history["steps"].dtype == np.int32
@@ -264,7 +265,7 @@ def test_history():
 
 
 def test_history_of_many_rounds():
-    history = History()
+    history = fg.History()
     for r in range(1, 1001):
         history.record(r, {"loss": np.float32(r), **({"rare": np.arange(2)} if r % 9 == 0 else {})})
     assert np.array_equal(history["loss"], np.arange(1, 1001))
@@ -274,12 +275,12 @@ def test_history_of_many_rounds():
 
 
 def test_trials_side_by_side(tmp_path):
-    checked = evaluation({"loss": mean_square}, CLIENTS)
-    together = train(TRIALS, eval=checked, eval_every=4, out=tmp_path)
+    checked = fg.Evaluation({"loss": mean_square}, CLIENTS, every=4)
+    together = train(TRIALS, evaluate=checked, out=tmp_path)
     assert together.history["loss"].shape == (6, 3)
     assert together.history["eval.loss"].shape == (2, 3)
     for i, rate in enumerate(RATES):
-        alone = train(hyper={"rate": rate, "noise": 0.0}, eval=checked, eval_every=4)
+        alone = train(LINE.starting({"rate": rate, "noise": 0.0}), evaluate=checked)
         np.testing.assert_allclose(together.history["loss"][:, i], alone.history["loss"], rtol=1e-5)
         np.testing.assert_allclose(
             together.history["eval.loss"][:, i], alone.history["eval.loss"], rtol=1e-5
@@ -290,7 +291,7 @@ def test_trials_side_by_side(tmp_path):
 
 
 def test_the_log_is_the_history(tmp_path):
-    result = train(rounds=5, out=tmp_path, eval=lambda p: {"w": p["w"][0]}, eval_every=2)
+    result = train(rounds=5, out=tmp_path, evaluate=first_weight(every=2))
     rows = [*map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())]
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
     assert set(rows[0]) == {"round", "loss", "steps", "seconds"}
@@ -341,7 +342,7 @@ def test_evaluation_is_the_mean_over_all_examples(metric, batch_size):
     x, y = (np.concatenate([c[name] for c in POINTS]).astype(float) for name in "xy")
     error = x @ params["w"] - y
     expected = np.mean(np.abs(error) < 1) if metric is accuracy else np.mean(error**2)
-    checked = evaluation({"it": metric}, CLIENTS, batch_size)
+    checked = fg.Evaluation({"it": metric}, CLIENTS, batch_size)
     assert checked(params)["it"] == pytest.approx(expected, rel=1e-5)
     assert checked.on(fg.executors.reference())(params)["it"] == pytest.approx(expected, rel=1e-5)
 
@@ -354,16 +355,22 @@ def test_several_evaluations_and_when():
         return {"loss": float(np.sum(params["w"]))}
 
     result = train(
-        rounds=5, eval={"a": test, "b": evaluation({"m": accuracy}, CLIENTS)}, eval_every=2
+        rounds=5,
+        evaluate={
+            "a": fg.Evaluation(test, every=2),
+            "b": fg.Evaluation({"m": accuracy}, CLIENTS, every=2),
+            "c": fg.Evaluation(test, every=3),
+        },
     )
     assert result.history.rounds("eval.a.loss").tolist() == [2, 4, 5]
     assert result.history.rounds("eval.b.m").tolist() == [2, 4, 5]
+    assert result.history.rounds("eval.c.loss").tolist() == [3, 5]
     assert np.array_equal(seen[-1], result.params["w"])
     assert result.history["eval.a.loss"][-1] == pytest.approx(np.sum(result.params["w"]))
 
 
 def test_evaluation_only_sums_leave_a_client():
-    checked = evaluation({"loss": mean_square, "accuracy": accuracy}, CLIENTS)
+    checked = fg.Evaluation({"loss": mean_square, "accuracy": accuracy}, CLIENTS)
     plan = fg.plan(checked.program, FIRST, checked.clients)
     assert plan.rounds == 1 and plan.traffic[0].up == 3 and plan.audit().only_sums
 
@@ -378,7 +385,7 @@ def test_callbacks_see_every_round_and_may_stop_it():
         seen.append((round, int(state.steps), metrics["loss"], metrics.get("eval.w")))
         return round == 4
 
-    result = train(rounds=50, callbacks=[watch], eval=lambda p: {"w": p["w"][1]}, eval_every=3)
+    result = train(rounds=50, callbacks=[watch], evaluate=first_weight(every=3))
     straight = train(rounds=4)
     assert [s[:2] for s in seen] == [(1, 1), (2, 2), (3, 3), (4, 4)]
     assert [s[2] for s in seen] == result.history["loss"].tolist()
@@ -403,7 +410,7 @@ def test_clients_are_not_asked_in_vain():
     clients = Counted()
     stop = lambda round, state, metrics: round == 2
     reference = fg.executors.reference()
-    result = train(clients=clients, rounds=9, executor=reference, callbacks=[stop])
+    result = train(LINE.on(reference), clients, rounds=9, callbacks=[stop])
     assert result.rounds == clients.asked == 2
 
 
@@ -425,47 +432,52 @@ def test_callbacks_are_closed_also_after_an_error():
 
 
 STOPS = {
-    "improves": ([5, 4, 3, 2, 1], early_stop(patience=2), False),
-    "stands still": ([5, 4, 4, 4], early_stop(patience=2), True),
-    "is patient": ([5, 4, 4], early_stop(patience=2), False),
-    "gets worse": ([5, 4, 6, 7], early_stop(patience=2), True),
-    "recovers": ([5, 4, 6, 3], early_stop(patience=2), False),
-    "too little": ([5, 4, 3.99, 3.98], early_stop(patience=2, improvement=0.1), True),
-    "nan is no improvement": ([5, 4, np.nan, np.nan], early_stop(patience=2), True),
-    "all nan": ([np.nan] * 4, early_stop(patience=2), True),
-    "higher is better": ([1, 2, 3, 4], early_stop(patience=2, maximise=True), False),
-    "no longer higher": ([1, 4, 3, 4], early_stop(patience=2, maximise=True), True),
-    "one trial improves": ([[5, 5], [4, 4], [4, 3], [4, 2]], early_stop(patience=2), False),
-    "no trial improves": ([[5, 5], [4, 4], [4, 4], [4, 5]], early_stop(patience=2), True),
-    "finite": ([1, 2], non_finite(), False),
-    "not finite": ([1, np.inf], non_finite(), True),
-    "some trials finite": ([[1, 2], [np.nan, 1]], non_finite(), False),
+    "improves": ([5, 4, 3, 2, 1], fg.early_stop(patience=2), False),
+    "stands still": ([5, 4, 4, 4], fg.early_stop(patience=2), True),
+    "is patient": ([5, 4, 4], fg.early_stop(patience=2), False),
+    "gets worse": ([5, 4, 6, 7], fg.early_stop(patience=2), True),
+    "recovers": ([5, 4, 6, 3], fg.early_stop(patience=2), False),
+    "too little": ([5, 4, 3.99, 3.98], fg.early_stop(patience=2, improvement=0.1), True),
+    "nan is no improvement": ([5, 4, np.nan, np.nan], fg.early_stop(patience=2), True),
+    "all nan": ([np.nan] * 4, fg.early_stop(patience=2), True),
+    "higher is better": ([1, 2, 3, 4], fg.early_stop(patience=2, maximize=True), False),
+    "no longer higher": ([1, 4, 3, 4], fg.early_stop(patience=2, maximize=True), True),
+    "one trial improves": ([[5, 5], [4, 4], [4, 3], [4, 2]], fg.early_stop(patience=2), False),
+    "no trial improves": ([[5, 5], [4, 4], [4, 4], [4, 5]], fg.early_stop(patience=2), True),
+    "finite": ([1, 2], fg.non_finite(), False),
+    "not finite": ([1, np.inf], fg.non_finite(), True),
+    "some trials finite": ([[1, 2], [np.nan, 1]], fg.non_finite(), False),
 }
 
 
 @pytest.mark.parametrize("name", STOPS)
 def test_when_it_stops(name):
     losses, stop, expected = STOPS[name]
-    history = History({"loss": (np.arange(1, len(losses) + 1), np.asarray(losses, float))})
-    assert bool(stop(history)) is expected
+    history = fg.History({"loss": (np.arange(1, len(losses) + 1), np.asarray(losses, float))})
+    assert bool(stop.reason(history)) is expected
 
 
 def test_early_stop_ends_training_and_says_why(tmp_path):
     falling = line(metrics=lambda m: {"loss": jnp.maximum(5.0 - m["steps"], 2.0)})
-    stop = early_stop(patience=3)
-    result = train(falling, rounds=100, stop=stop, out=tmp_path)
+    stop = fg.early_stop(patience=3)
+    result = train(falling, rounds=100, callbacks=[stop], out=tmp_path)
     assert result.history["loss"].tolist() == [5, 4, 3, 2, 2, 2, 2]
     assert "loss has not improved 3 times" in result.stopped
-    again = train(falling, rounds=100, stop=stop, out=tmp_path)
+    again = train(falling, rounds=100, callbacks=[stop], out=tmp_path)
     assert again.rounds == 7 and again.stopped == result.stopped
     assert train(falling, rounds=9, out=tmp_path).rounds == 9
 
 
 def test_early_stop_on_an_evaluation():
-    stop = [non_finite(), early_stop("eval.w", patience=1)]
-    result = train(rounds=30, eval=lambda p: {"w": 1.0}, eval_every=4, stop=stop)
+    stop = [fg.non_finite(), fg.early_stop("eval.w", patience=1)]
+    flat = fg.Evaluation(lambda p: {"w": 1.0}, every=4)
+    result = train(rounds=30, evaluate=flat, callbacks=stop)
     assert result.rounds == 8
-    assert train(rounds=4, stop=lambda history: len(history["loss"]) == 3).rounds == 3
+    third = fg.Stop("loss", lambda values: len(values) == 3)
+    assert train(rounds=4, callbacks=[third]).rounds == 3
+    other = fg.Evaluation(lambda p: {"w": 1.0}, every=3)
+    stop = fg.early_stop("eval.b.w", patience=1)  # which is there later than the first evaluation
+    assert train(rounds=30, evaluate={"a": other, "b": flat}, callbacks=[stop]).rounds == 8
 
 
 def test_a_loss_that_is_not_finite_is_reported_once():
@@ -475,7 +487,7 @@ def test_a_loss_that_is_not_finite_is_reported_once():
     assert len(caught) == 1
     assert np.isnan(result.history["loss"]).tolist() == [False] * 2 + [True] * 4
     with pytest.warns(RuntimeWarning, match="not finite"):
-        stopped = train(broken, rounds=6, stop=non_finite())
+        stopped = train(broken, rounds=6, callbacks=[fg.non_finite()])
     assert stopped.rounds == 3 and stopped.stopped == "loss is not finite"
     trials = line(metrics=lambda m: {"loss": jnp.array([1.0, jnp.nan])})
     with pytest.warns(RuntimeWarning, match="in 1 of 2 trials"):
@@ -528,7 +540,8 @@ def test_tensorboard(monkeypatch, tmp_path):
 
     fake = types.SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "tensorboardX", fake)
-    result = train(rounds=2, callbacks=[tensorboard(tmp_path)], eval=lambda p: {"w": [1.0, 2.0]})
+    watch, pair = fg.tensorboard(tmp_path), lambda p: {"w": [1.0, 2.0]}
+    result = train(rounds=2, callbacks=[watch], evaluate=pair)
     assert written[0] == ("open", str(tmp_path), 1) and written[-1] == "close"
     assert ("loss", float(result.history["loss"][1]), 2) in written
     assert ("eval/w/1", 2.0, 2) in written
@@ -538,7 +551,7 @@ def test_what_tensorboard_reads(tmp_path):
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event
 
-    result = train(rounds=3, callbacks=[tensorboard(tmp_path)])
+    result = train(rounds=3, callbacks=[fg.tensorboard(tmp_path)])
     (file,) = tmp_path.glob("events.*")
     content, found = file.read_bytes(), {}
     while content:  # length, checksum, event, checksum
@@ -553,7 +566,7 @@ def test_what_tensorboard_reads(tmp_path):
 def test_tensorboard_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(fg.ArgumentError, match=r"fedgrad\[tensorboard\]"):
-        tensorboard("runs")
+        fg.tensorboard("runs")
 
 
 # Mistakes
@@ -562,17 +575,18 @@ MISTAKES = {
     "too many clients": ({"cohort_size": 13}, "there are 12 clients"),
     "no clients": ({"cohort_size": 0}, "Ask for 1 to 12"),
     "rounds": ({"rounds": 2.5}, "rounds=2.5: give a whole number"),
-    "eval_every": ({"eval_every": 0}, "eval_every=0: give a whole number of at least 1"),
-    "checkpoint_every": ({"checkpoint_every": 0}, "checkpoint_every=0"),
     "a number as key": ({"key": 0}, r"key=jax.random.key\(0\)"),
     "several keys": ({"key": jax.random.split(KEY)}, "takes one key"),
-    "eval": ({"eval": "test"}, "eval= takes a function"),
-    "eval without names": ({"eval": lambda p: 1.0, "eval_every": 1}, "Give metrics by name"),
+    "evaluate": ({"evaluate": "test"}, "evaluate= takes a function"),
+    "evaluation without names": ({"evaluate": lambda p: 1.0}, "Give metrics by name"),
     "metrics without names": ({"algorithm": line(metrics=lambda m: m["loss"])}, "by name"),
-    "a metric that is none": ({"eval": lambda p: {"x": "good"}, "eval_every": 1}, "are numbers"),
-    "nothing to watch": ({"stop": early_stop("eval.loss")}, "nothing is evaluated"),
-    "not JSON": ({"config": {"x": {1, 2}}, "out": "never"}, "config= is written as JSON"),
-    "patience": ({"stop": lambda h: early_stop(patience=0)}, "patience=0"),
+    "a metric that is none": ({"evaluate": lambda p: {"x": "good"}}, "are numbers"),
+    "nothing to watch": ({"callbacks": [fg.early_stop("eval.loss")]}, "nothing is evaluated"),
+    "another to watch": (
+        {"callbacks": [fg.early_stop("eval.tst.x")], "evaluate": {"test": lambda p: {"x": 1}}},
+        "no evaluation 'tst'. Did you mean 'test'",
+    ),
+    "a callback": ({"callbacks": ["watch"]}, "callbacks= takes functions"),
     "params": ({"params": {"w": print}}, "made of arrays"),
 }
 
@@ -586,9 +600,32 @@ def test_mistakes_are_explained(name, tmp_path, monkeypatch):
     assert "test_fit.py" in str(caught.value)
 
 
+OBJECTS = {
+    "evaluation every": (lambda: first_weight(every=0), "every=0: give a whole number of"),
+    "evaluation of nobody": (lambda: fg.Evaluation({"loss": mean_square}), "the clients whose"),
+    "evaluation in batches": (lambda: fg.Evaluation(print, batch_size=3), "batch_size=3"),
+    "evaluation of nothing": (lambda: fg.Evaluation({}, CLIENTS), "takes functions by name"),
+    "a function on an executor": (
+        lambda: first_weight(1).on(fg.executors.reference()),
+        "Only an evaluation of clients",
+    ),
+    "folder every": (lambda: fg.run_folder("never", every=0), "every=0"),
+    "not JSON": (lambda: fg.run_folder("x", config={"x": {1, 2}}), "config= is written as JSON"),
+    "patience": (lambda: fg.early_stop(patience=0), "patience=0"),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_mistakes_are_explained_where_they_are_made(name):
+    make, message = OBJECTS[name]
+    with pytest.raises(fg.ArgumentError, match=message) as caught:
+        make()
+    assert "test_fit.py" in str(caught.value)
+
+
 def test_a_metric_that_is_not_there_to_stop_on():
     with pytest.raises(MetricError, match="Did you mean 'loss'"):
-        train(stop=early_stop("los"))
+        train(callbacks=[fg.early_stop("los")])
 
 
 def test_no_rounds():

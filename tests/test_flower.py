@@ -199,7 +199,7 @@ import sys
 import fedgrad as fg
 from test_flower import train
 executor = fg.executors.flower(sys.argv[1])
-train(executor.population("examples"), executor, out=sys.argv[2], checkpoint_every=1)
+train(executor.population("examples"), executor, out=fg.run_folder(sys.argv[2], every=1))
 """
 
 
@@ -240,7 +240,9 @@ def test_a_server_that_dies_goes_on_from_its_checkpoint(federation, simulated, t
     before = len(history.read_text().splitlines())
     with connect(federation.address) as transport:
         on_nodes = executor(transport)
-        found = train(on_nodes.population("examples"), on_nodes, out=tmp_path, checkpoint_every=1)
+        found = train(
+            on_nodes.population("examples"), on_nodes, out=fg.run_folder(tmp_path, every=1)
+        )
     assert 1 <= before < 4 and found.rounds == 4
     same_training(found, simulated)
 

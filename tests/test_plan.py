@@ -323,7 +323,7 @@ def test_loops_without_communication_are_part_of_a_stage():
 
     plan = plan_of(f)
     assert traffic(plan) == [(1, 3, 3, 1)]
-    assert not any(step.loops for step in plan.steps.steps)
+    assert not any(plan.graph.loops)
 
 
 # --- the plan as a whole ------------------------------------------------------------------------

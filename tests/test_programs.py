@@ -40,7 +40,7 @@ def test_table_says_what_the_result_is(case):
     leaves = jax.tree.leaves(expected(case))
     assert case.scalar == (len(leaves) == 1 and leaves[0].shape == ())
     assert all(leaves[i].shape[0] == N for i in case.client_outputs)
-    outputs = fg.plan(case.program, *arguments(case)).steps.outputs
+    outputs = fg.plan(case.program, *arguments(case)).graph.outputs
     placed = tuple(i for i, v in enumerate(outputs) if v.at not in ("server", "anywhere"))
     assert placed == case.client_outputs
 

@@ -29,21 +29,21 @@ def population():
 def setting(population):
     algorithm = fg.fed_avgm(loss, 0.05, batch_size=5)
     options = {"params": PARAMS, "cohort_size": 4, "key": KEY, "progress": False}
-    return algorithm, options, fg.evaluation({"loss": loss}, population)
+    return algorithm, options, fg.Evaluation({"loss": loss}, population)
 
 
 def alone(setting, population, found, trial, rounds):
     """The score of one trial that is trained by itself."""
     algorithm, options, evaluate = setting
-    hyper = fg.hyper.replace(algorithm.hyper, {n: v[trial] for n, v in found.tried.items()})
-    result = fg.fit(algorithm, population, rounds=rounds, hyper=hyper, **options)
+    started = algorithm.starting({n: v[trial] for n, v in found.tried.items()})
+    result = fg.fit(started, population, rounds=rounds, **options)
     return float(evaluate(result.params)["loss"])
 
 
 def test_random_search_is_trials_one_by_one(setting, population):
     algorithm, options, evaluate = setting
     found = fg.random_search(
-        algorithm, population, SPACE, trials=5, rounds=4, eval=evaluate, **options
+        algorithm, population, SPACE, trials=5, rounds=4, evaluate=evaluate, **options
     )
     expected = [alone(setting, population, found, i, 4) for i in range(5)]
     np.testing.assert_allclose(found.scores, expected, rtol=1e-5)
@@ -57,8 +57,9 @@ def test_random_search_is_trials_one_by_one(setting, population):
 
 def test_halving_keeps_the_best_third(setting, population):
     algorithm, options, evaluate = setting
-    found = fg.successive_halving(
-        algorithm, population, SPACE, trials=9, rounds=9, rungs=3, eval=evaluate, **options
+    halving = fg.Trials(9, rungs=3, keep=1 / 3)
+    found = fg.random_search(
+        algorithm, population, SPACE, trials=halving, rounds=9, evaluate=evaluate, **options
     )
     assert sorted(found.rounds.tolist()) == [1] * 6 + [3] * 2 + [9]
     first = np.array([alone(setting, population, found, i, 1) for i in range(9)])
@@ -71,15 +72,14 @@ def test_halving_keeps_the_best_third(setting, population):
 def test_what_diverges_is_never_the_best(setting, population):
     algorithm, options, evaluate = setting
     space = {"server.learning_rate": lambda key, n: jnp.array([1e200, 0.5, 1e200])}
-    for maximise in (False, True):
+    for maximize in (False, True):
         found = fg.random_search(
             algorithm,
             population,
             space,
-            trials=3,
+            trials=fg.Trials(3, maximize=maximize),
             rounds=3,
-            eval=evaluate,
-            maximise=maximise,
+            evaluate=evaluate,
             **options,
         )
         assert found.best == 1 and not np.isfinite(found.scores[[0, 2]]).any()
@@ -87,7 +87,7 @@ def test_what_diverges_is_never_the_best(setting, population):
 
 def test_groups_that_fit_into_memory(setting, population, monkeypatch):
     algorithm, options, evaluate = setting
-    kinds = dict(trials=5, rounds=3, eval=lambda p: {"loss": jnp.sum(p["w"])}, **options)
+    kinds = dict(trials=5, rounds=3, evaluate=lambda p: {"loss": jnp.sum(p["w"])}, **options)
     together = fg.random_search(algorithm, population, SPACE, **kinds)
     monkeypatch.setattr("fedgrad.training.search.TOGETHER", 60)  # two trials of 24 bytes
     grouped = fg.random_search(algorithm, population, SPACE, **kinds)
@@ -97,7 +97,9 @@ def test_groups_that_fit_into_memory(setting, population, monkeypatch):
 def test_a_self_tuned_algorithm_is_searched_too(setting, population):
     algorithm, options, evaluate = setting
     tuned = fg.self_tuning(algorithm, ["server.momentum"])
-    found = fg.random_search(tuned, population, SPACE, trials=2, rounds=2, eval=evaluate, **options)
+    found = fg.random_search(
+        tuned, population, SPACE, trials=2, rounds=2, evaluate=evaluate, **options
+    )
     assert np.isfinite(found.scores).all()
 
 
@@ -111,15 +113,28 @@ def test_a_self_tuned_algorithm_is_searched_too(setting, population):
             | {"space": {"client.learning_rate": fg.uniform(0, 1)}},
             "'client.learning_rate' is a schedule.*cannot be drawn",
         ),
-        ({"trials": 0}, "needs trials"),
-        ({"objective": "los"}, "Did you mean 'loss'"),
+        ({"trials": 0}, "trials=0: give a whole number"),
+        ({"trials": fg.Trials(2, "los")}, "Did you mean 'loss'"),
     ],
 )
 def test_errors(setting, population, change, says):
     algorithm, options, evaluate = setting
-    kinds = {"space": SPACE, "trials": 2, "rounds": 1, "eval": evaluate, **options, **change}
+    kinds = {"space": SPACE, "trials": 2, "rounds": 1, "evaluate": evaluate, **options, **change}
     with pytest.raises(fg.ArgumentError, match=says):
         fg.random_search(kinds.pop("algorithm", algorithm), population, **kinds)
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"rungs": 0}, "rungs=0: give a whole number"),
+        ({"rungs": 3, "keep": 1.0}, "keep a part between 0 and 1"),
+        ({"keep": 0.5}, "at each of several rungs"),
+    ],
+)
+def test_trials_that_make_no_sense(options, says):
+    with pytest.raises(fg.ArgumentError, match=says):
+        fg.Trials(9, **options)
 
 
 def test_ranges():

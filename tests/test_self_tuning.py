@@ -759,13 +759,12 @@ MISTAKES = {
     ),
     "schedule of a round, at fit": (
         lambda: fg.fit(
-            fg.self_tuning(AVGM, "server"),
+            fg.self_tuning(AVGM, "server").starting({"server.momentum": lambda round: 0.1 * round}),
             fg.population(CLIENTS),
             params=as_params(START),
             rounds=1,
             cohort_size=2,
             key=jax.random.key(0),
-            hyper=fg.hyper.replace(AVGM.hyper, {"server.momentum": lambda round: 0.1 * round}),
             progress=False,
         ),
         "'server.momentum' is a schedule",

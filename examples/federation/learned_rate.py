@@ -31,13 +31,12 @@ def train(population: Any, executor: Any = None, rounds: int = 5, **how: Any) ->
         learn=["server.learning_rate"],
     )
     return fg.fit(
-        algorithm,
+        algorithm if executor is None else algorithm.on(executor),
         population,
         params=jnp.zeros(3, jnp.float32),
         rounds=rounds,
         cohort_size=len(population),
         key=jax.random.key(0),
-        executor=executor,
         **how,
     )
 

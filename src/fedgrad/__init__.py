@@ -40,11 +40,12 @@ from fedgrad.core.program import Program, program
 from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
 from fedgrad.show.explain import Explanation, explain
-from fedgrad.training.evaluation import Evaluation, evaluation
+from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.history import History
-from fedgrad.training.search import log_uniform, random_search, successive_halving, uniform
-from fedgrad.training.stopping import early_stop, non_finite
+from fedgrad.training.run_folder import RunFolder, run_folder
+from fedgrad.training.search import Search, Trials, log_uniform, random_search, uniform
+from fedgrad.training.stopping import Stop, early_stop, non_finite
 from fedgrad.training.tensorboard import tensorboard
 
 __version__ = "0.1.0"

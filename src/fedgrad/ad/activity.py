@@ -9,11 +9,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedgrad.core.graph import Equation, Value
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, everywhere
 from fedgrad.core.primitives import jax_primitives, primitives_inside
-from fedgrad.plan.stages import Exchange, Loop, Steps
 
-Unit = Exchange | Loop  # what gets a rule of its own: one round with one placement, or a loop
+Unit = Exchange | Equation  # what gets a rule of its own: one round with one placement, or a loop
 
 
 def is_float(x: Any) -> bool:
@@ -38,25 +37,26 @@ def active_values(
     return forward & backward
 
 
-def active_units(steps: Steps, active: set[Value]) -> list[tuple[int, Unit]]:
-    """The active rounds and loops, each with the number of its step, in order."""
+def active_units(graph: Graph, active: set[Value]) -> list[tuple[int, Unit]]:
+    """The active rounds and loops of a plan, each with its position among the equations."""
     units: list[tuple[int, Unit]] = []
-    for number, step in enumerate(steps.steps):
-        for exchange in step.exchanges:
-            if any(total in active for _, total in exchange.up):
-                units.append((number, exchange))
-        for loop in step.loops:
-            if speaks(loop) and any(v in active for v in loop.equation.outputs):
-                units.append((number, loop))
+    for i, equation in enumerate(graph.equations):
+        parts = equation.exchanges if isinstance(equation, Round) else (equation,)
+        for part in parts if equation.bodies else ():
+            if speaks(part) and any(v in active for v in _sums(part)):
+                units.append((i, part))
     return units
 
 
-def speaks(loop: Loop) -> bool:
-    """Is there communication in the loop?"""
-    steps = [step for body in loop.bodies for step in body.steps]
-    return any(
-        any(x.speaks for x in step.exchanges) or any(map(speaks, step.loops)) for step in steps
-    )
+def _sums(unit: Unit) -> Iterable[Value]:
+    return (total for _, total in unit.up) if isinstance(unit, Exchange) else unit.outputs
+
+
+def speaks(unit: Unit) -> bool:
+    """Is there communication in it?"""
+    if isinstance(unit, Exchange):
+        return unit.speaks
+    return any(r.speaks for body in unit.bodies for g in everywhere(body) for r in g.rounds)
 
 
 def depends(equations: Iterable[Equation], inputs: Iterable[Value]) -> set[Value]:

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from fedgrad.ad.activity import Unit
 from fedgrad.ad.evaluate import RuleOf, advance, evaluate, has_cond, start
 from fedgrad.ad.local import pull_basis, push_basis
+from fedgrad.ad.rules import RULES
 from fedgrad.ad.subject import Rules, Subject, is_complex, is_while
 from fedgrad.core.errors import PlanError
-from fedgrad.core.graph import Value, read
+from fedgrad.core.evaluate import read
+from fedgrad.core.graph import Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import sum_p
-from fedgrad.plan.stages import Loop
 
 Array = jax.Array
 Blocks = list[list[Array]]  # derivative[j][i] of shape results[j] + wrt[i]
@@ -41,35 +42,34 @@ def derivative(
     def rule_of(unit: Unit) -> str:
         return by_unit.get(unit, "push")  # an inactive round has no derivative to take
 
-    special = {unit for unit, rule in by_unit.items() if rule == "local" or _has_cond(unit)}
+    special = {unit for unit, rule in by_unit.items() if rule == "local" or has_cond(unit)}
     if len(set(rules)) <= 1 and (not special or "push" in rules):
         pushed = "push" in rules or (forward and not rules)
         return _one_way(subject, inputs, _original(subject), pushed)
     turn = _turning_point(subject, rules)
-    if turn in (0, len(subject.steps.steps)):
+    if turn in (0, len(subject.plan.equations)):
         run = _by_rules(subject, rule_of, back=turn == 0)
         return _one_way(subject, inputs, run, forward=turn > 0)
     return _meet(subject, inputs, rule_of, turn)
 
 
-def _has_cond(unit: Unit) -> bool:
-    return isinstance(unit, Loop) and has_cond(unit)
-
-
 def _turning_point(subject: Subject, rules: Rules) -> int:
-    """The step from which on we go backward."""
+    """The equation from which on we go backward: the next round or loop behind the last one that
+    is passed forward."""
+    equations = subject.plan.equations
+    ways = [RULES[rule].forward for rule in rules]
     forward = [
-        at + 1
-        for rule, (at, unit) in zip(rules, subject.units, strict=True)
-        if rule == "push" or is_while(unit)
+        at for way, (at, unit) in zip(ways, subject.units, strict=True) if way or is_while(unit)
     ]
-    last = max((at + 1 for at, _ in subject.units), default=0)
-    turn = max(forward, default=0)
-    backward = any(rule == "pull" for rule in rules)
-    if not backward and subject.widens:
-        return len(subject.steps.steps)
-    # With nothing to pull after the last round, go forward to the end: one way is simpler than two.
-    return len(subject.steps.steps) if turn == last and turn > 0 and not backward else turn
+    # With nothing to pull after that, go forward to the end: one way is simpler than two.
+    if False not in ways and (
+        subject.widens or (forward and max(forward) == max(at for at, _ in subject.units))
+    ):
+        return len(equations)
+    if not forward:
+        return 0
+    behind = range(max(forward) + 1, len(equations))
+    return next((i for i in behind if equations[i].bodies), len(equations))
 
 
 def _original(subject: Subject) -> Callable[[list[Any]], list[Array]]:
@@ -77,7 +77,7 @@ def _original(subject: Subject) -> Callable[[list[Any]], list[Array]]:
 
 
 def _by_rules(subject: Subject, rule_of: RuleOf, back: bool) -> Callable[[list[Any]], list[Array]]:
-    return lambda full: evaluate(subject.steps, full, rule_of, back)
+    return lambda full: evaluate(subject.plan, full, rule_of, back)
 
 
 def _one_way(
@@ -97,7 +97,7 @@ def pulled_back(
     subject: Subject, inputs: list[Any], cotangents: list[Array]
 ) -> tuple[list[Array], list[Array]]:
     """All outputs; and cotangents of the results, pulled back to the differentiated inputs."""
-    special = any(_has_cond(unit) for _, unit in subject.units)
+    special = any(has_cond(unit) for _, unit in subject.units)
     run = _by_rules(subject, lambda unit: "pull", back=True) if special else _original(subject)
 
     fun, xs = _of_inputs(subject, inputs, run)
@@ -168,22 +168,17 @@ def _whole(subject: Subject, outputs: list[Array], blocks: Blocks) -> Blocks:
 def _meet(
     subject: Subject, inputs: list[Any], rule_of: RuleOf, turn: int
 ) -> tuple[list[Array], Blocks]:
-    steps = subject.steps
-    before, after = steps.steps[:turn], steps.steps[turn:]
-    # Of what clients have, the second half needs their own, and what no stage of it makes again:
-    # what loops left, what loops read, and results.
-    left = {v for step in before for loop in step.loops for v in loop.equation.outputs}
-    read_by_loops = {v for step in after for loop in step.loops for v in loop.equation.inputs}
-    own = {*steps.inputs, *steps.indices.values(), *left, *read_by_loops, *steps.outputs}
-    names: list[Value] = []  # what the first half computes, noted while JAX traces it
+    graph = subject.plan
+    before, after = graph.equations[:turn], graph.equations[turn:]
+    # Clients start the second half from what the server has: it was sent to them already.
+    wanted = {*graph.outputs, *(v for e in after for v in e.inputs)}
+    names: list[Value] = []  # what the second half needs, noted while JAX traces the first
     crossing: list[Value] = []  # the part of it that is differentiated
 
     def first(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        env = start(steps, _replaced(inputs, subject.wrt, xs))
-        for step in before:
-            advance(step, env, rule_of, back=False)
-        # Clients start the second half from what the server has: it was sent to them already.
-        names[:] = [v for v in env if v in own or not is_client(v.at)]
+        env = start(graph, _replaced(inputs, subject.wrt, xs))
+        advance(before, env, rule_of, back=False)
+        names[:] = [v for v in env if v in wanted]
         crossing[:] = [v for v in names if v in subject.active]
         return [env[v] for v in crossing], [env[v] for v in names]
 
@@ -193,9 +188,8 @@ def _meet(
     def second(middle: list[Array]) -> tuple[list[Array], list[Array]]:
         env = dict(zip(names, everything, strict=True))
         env.update(zip(crossing, middle, strict=True))
-        for step in after:
-            advance(step, env, rule_of, back=True)
-        outputs = [read(env, v) for v in steps.outputs]
+        advance(after, env, rule_of, back=True)
+        outputs = [read(env, v) for v in graph.outputs]
         return [outputs[j] for j in subject.results], outputs
 
     outputs, results, pulled = _pulled(subject, second, middle)

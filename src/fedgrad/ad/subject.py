@@ -7,16 +7,16 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedgrad.ad.activity import Unit, active_units, active_values, differentiable, has_custom_vjp
+from fedgrad.ad.rules import RULES
 from fedgrad.core.check import check
-from fedgrad.core.graph import Graph, Value
+from fedgrad.core.graph import Exchange, Graph, Value
 from fedgrad.core.normal_form import traced
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import ClosedJaxpr
 from fedgrad.core.trace import struct
 from fedgrad.plan.cut import cut
-from fedgrad.plan.stages import Loop, Steps
 
-Rules = tuple[str, ...]  # "push" | "local" | "pull" for each active unit, in order
+Rules = tuple[str, ...]  # the name of the rule of each active unit, in order
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Subject:
     placements: tuple[str, ...]
     jaxpr: ClosedJaxpr
     graph: Graph
-    steps: Steps
+    plan: Graph  # cut with recompute, so that every stage stands for itself
     wrt: tuple[int, ...]  # positions among the inputs
     results: tuple[int, ...]  # positions among the outputs
     returned: tuple[int, ...]  # outputs that are wanted besides the derivative
@@ -70,8 +70,8 @@ def subject(
     """Trace `fun`, a function of flat values. `pick` says, of so many outputs, which ones are
     differentiated and which ones are returned as well. `derived`: it is a derivative itself."""
     jaxpr, _ = traced(fun, placements, *map(struct, values))
-    graph = check(jaxpr, values, nested=True, keep_custom=True, derived=derived)
-    steps = cut(graph, recompute=True)
+    graph = check(jaxpr, values, nested=True, to_derive=True, derived=derived)
+    plan = cut(graph, recompute=True)
     results, returned = pick(len(graph.outputs))
     chosen = tuple(i for i in results if differentiable(graph.outputs[i]))
     active = active_values(
@@ -82,62 +82,57 @@ def subject(
         tuple(placements),
         jaxpr,
         graph,
-        steps,
+        plan,
         tuple(wrt),
         chosen,
         tuple(returned),
         active,
-        active_units(steps, active),
+        active_units(plan, active),
     )
 
 
 def rule_vectors(subject: Subject) -> list[Rules]:
-    """Every choice of rules that makes sense: a pull gives no tangent to push on, so there is no
-    push at or after a pull."""
+    """Every choice of rules that makes sense: what goes backward gives no tangent to what goes
+    forward, so nothing goes forward at or after it."""
     if subject.at_clients and any(is_while(unit) for _, unit in subject.units):
         return []
-    vectors: list[tuple[str, ...]] = [()]
+    vectors: list[Rules] = [()]
     for number, unit in subject.units:
-        longer = []
-        for vector in vectors:
-            pulled = any(
-                rule == "pull" and at <= number
-                for rule, (at, _) in zip(vector, subject.units, strict=False)
-            )
-            pushed = _pushed_here(subject, vector, number)
-            longer += [
-                (*vector, rule)
-                for rule in ("local", "push", "pull")
-                if possible(subject, unit, rule)
-                if not (rule == "push" and pulled) and not (rule == "pull" and pushed)
-            ]
-        vectors = longer
+        vectors = [
+            (*vector, name)
+            for vector in vectors
+            for name in RULES
+            if possible(subject, unit, name) and not _crosses(subject, vector, name, number)
+        ]
     return vectors
 
 
-def possible(subject: Subject, unit: Unit, rule: str) -> bool:
+def possible(subject: Subject, unit: Unit, name: str) -> bool:
     """May this round have this rule, whatever the others have?"""
-    if rule == "push":
-        return not subject.at_clients
-    return not (rule == "pull" and is_while(unit))
+    rule = RULES[name]
+    if subject.at_clients and not rule.by_clients:
+        return False
+    return rule.through_while or not is_while(unit)
 
 
-def _pushed_here(subject: Subject, vector: Rules, number: int) -> bool:
-    return any(
-        rule == "push" and at == number
-        for rule, (at, _) in zip(vector, subject.units, strict=False)
-    )
+def _crosses(subject: Subject, vector: Rules, name: str, number: int) -> bool:
+    """Would a rule for the unit at `number` go against those of the units before it?"""
+    forward = RULES[name].forward
+    before = [(RULES[n].forward, at) for n, (at, _) in zip(vector, subject.units, strict=False)]
+    if forward is True:
+        return any(way is False for way, _ in before)
+    return forward is False and any(way is True and at == number for way, at in before)
 
 
 def _sizes(unit: Unit) -> tuple[int, ...]:
-    if isinstance(unit, Loop):
-        return tuple(v.size for v in (*unit.equation.inputs, *unit.equation.outputs))
-    return tuple(v.size for pair in (*unit.down, *unit.up) for v in pair[:1])
+    if isinstance(unit, Exchange):
+        return tuple(v.size for pair in (*unit.down, *unit.up) for v in pair[:1])
+    return tuple(v.size for v in (*unit.inputs, *unit.outputs))
 
 
 def is_while(unit: Unit) -> bool:
     """JAX cannot pull back through a while_loop."""
-    return isinstance(unit, Loop) and unit.kind == "while"
+    return not isinstance(unit, Exchange) and unit.kind == "while"
 
 
 def is_complex(x: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from fedgrad.algorithms.hyper import replace as replaced
 from fedgrad.algorithms.hyper import with_schedules
 from fedgrad.clients.cohort import Population
-from fedgrad.core.program import Program
+from fedgrad.core.program import Executor, Program
 
 
 class Init(Protocol):
@@ -61,3 +61,7 @@ class Algorithm:
         """The algorithm with other hyperparameters to start with: all of them or only some, nested
         or by dotted name, `algorithm.starting({"server.learning_rate": 0.5})`."""
         return replace(self, hyper=replaced(self.hyper, hyper))
+
+    def on(self, executor: Executor) -> "Algorithm":
+        """The algorithm with its rounds run by another executor."""
+        return replace(self, round=self.round.on(executor))

@@ -197,7 +197,7 @@ def self_tuning(
     return replace(
         algorithm,
         init=init,
-        round=program(fun, cohort=CLIENTS, **gradient),
+        round=replace(program(fun, cohort=CLIENTS, **gradient), executor=algorithm.round.executor),
         cohorts={} if same else {"gradient_cohort": other},
     )
 

@@ -17,8 +17,9 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.plan.plan import Plan, plan
 from fedgrad.report.run import FIXED, LEARNED
 from fedgrad.tasks import Task, TaskError, task
-from fedgrad.training.evaluation import evaluation
+from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import fit
+from fedgrad.training.run_folder import run_folder
 
 # Learned if nothing is named, where the algorithm has them.
 USUAL = ("server.learning_rate", "server.momentum")
@@ -62,12 +63,11 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task, an algorithm as it is and one that learns, and where hyperparameters start."""
+    """A task, an algorithm as it is and one that learns."""
 
     asked: Tuning  # with what it leaves open decided
     task: Task
     algorithms: Mapping[str, Algorithm]
-    hyper: Any
     command: list[str]
 
     def train(
@@ -80,6 +80,12 @@ class Prepared:
         progress: bool,
     ) -> None:
         """Run one of the algorithms; the clients it sees are those that the other one sees."""
+        test = Evaluation(
+            {"loss": self.task.loss, **self.task.metrics},
+            self.task.test,
+            every=eval_every or max(1, rounds // EVALUATIONS),
+        )
+        config = {**asdict(self.asked), "command": self.command}
         fit(
             self.algorithms[name],
             self.task.train,
@@ -87,15 +93,9 @@ class Prepared:
             rounds=rounds,
             cohort_size=self.asked.cohort,
             key=jax.random.key(self.asked.seed),
-            hyper=self.hyper,
-            eval={
-                "test": evaluation({"loss": self.task.loss, **self.task.metrics}, self.task.test)
-            },
-            eval_every=eval_every or max(1, rounds // EVALUATIONS),
-            out=out,
-            resume=resume,
+            evaluate={"test": test},
+            out=run_folder(out, resume=resume, config={"tune": config}),
             progress=progress,
-            config={"tune": {**asdict(self.asked), "command": self.command}},
         )
 
     def plans(self) -> dict[str, Plan]:
@@ -105,8 +105,8 @@ class Prepared:
         return {
             name: plan(
                 algorithm.round,
-                algorithm.init(self._first(), self.hyper),
-                self.hyper,
+                algorithm.init(self._first()),
+                algorithm.hyper,
                 cohort,
                 key,
                 **dict.fromkeys(algorithm.cohorts, cohort),
@@ -160,9 +160,9 @@ def prepare(asked: Tuning) -> Prepared:
         clip=asked.clip,
         normalise=asked.normalise,
     )
-    hyper = names_of.replace(fixed.hyper, asked.set)
-    asked = replace(asked, learn=names_of.select(hyper, learn))
-    return Prepared(asked, made, {LEARNED: learned, FIXED: fixed}, hyper, command)
+    algorithms = {LEARNED: learned.starting(asked.set), FIXED: fixed.starting(asked.set)}
+    asked = replace(asked, learn=names_of.select(algorithms[FIXED].hyper, learn))
+    return Prepared(asked, made, algorithms, command)
 
 
 def _word(value: Any) -> str:

@@ -56,18 +56,19 @@ def check(
     jaxpr: ClosedJaxpr,
     inputs: Sequence[Value],
     nested: bool = False,
-    keep_custom: bool = False,
+    to_derive: bool = False,
     derived: bool = False,
 ) -> Graph:
     """Place every value of a traced program.
 
     `nested`: the program is traced within another one, which will itself be checked; then the
-    placement of what it captures is the outer program's affair. `keep_custom`: leave functions
-    with custom derivatives whole even if they communicate, for those who will differentiate them.
+    placement of what it captures is the outer program's affair. `to_derive`: JAX will differentiate
+    it: functions with custom derivatives stay whole even if they communicate, and JAX still knows
+    the client's index by itself.
     `derived`: it is a derivative, in which the communication of a cond may have become dead; who
     decides is the server all the same.
     """
-    reader = _Reader(nested, keep_custom, derived)
+    reader = _Reader(nested, to_derive, derived)
     outputs = reader.run(jaxpr, inputs, None)
     return Graph(
         tuple(inputs),
@@ -81,8 +82,8 @@ def check(
 class _Reader:
     """Reads equations one by one; keeps what it has made, so that equal work is done once."""
 
-    def __init__(self, nested: bool, keep_custom: bool, derived: bool) -> None:
-        self.nested, self.keep_custom, self.derived = nested, keep_custom, derived
+    def __init__(self, nested: bool, to_derive: bool, derived: bool) -> None:
+        self.nested, self.to_derive, self.derived = nested, to_derive, derived
         self.around: tuple[Any, ...] = ()  # sources of the control flow that this is the body of
         self.equations: list[Equation] = []
         self.indices: dict[str, Value] = {}
@@ -151,7 +152,7 @@ class _Reader:
         speaks = communicates(eqn.params)
         mixed = len({v.at for v in inputs} - {ANYWHERE, OUTER}) > 1
         if speaks or ((mixed or self.captures(eqn.params)) and inner_jaxprs(eqn.params)):
-            if primitive in CALLS and not (self.keep_custom and primitive in CUSTOM_DERIVATIVES):
+            if primitive in CALLS and not (self.to_derive and primitive in CUSTOM_DERIVATIVES):
                 # jnp's own jitted functions are traced once for all callers: show the call's line.
                 inner = closed(eqn.params[CALLS[primitive]])
                 if primitive in CUSTOM_DERIVATIVES and (speaks or mixed):
@@ -171,7 +172,8 @@ class _Reader:
                 return split
         indices = [self.index(name, None) for name in _indices_inside(eqn.params)]
         at = self.join([*inputs, *indices], primitive.name, source)
-        return self.add(eqn, [*inputs, *indices], at, source, bool(indices))
+        asked = [] if self.to_derive else indices
+        return self.add(eqn, [*inputs, *asked], at, source, bool(asked))
 
     def without_constants(
         self, eqn: JaxprEqn, inputs: list[Value], source: Any
@@ -244,7 +246,7 @@ class _Reader:
             if is_client(x.at):
                 refuse_broadcast(x, placement, self.where(source))
             return self.add(eqn, [x], placement, source)
-        if not self.keep_custom:  # it was differentiated, if at all: the sum is that of the value
+        if not self.to_derive:  # it was differentiated, if at all: the sum is that of the value
             x = self.marked.get(x, x)
         if x.at == SERVER or (is_client(x.at) and x.at != placement):
             refuse_sum(x, placement, self.where(source))
@@ -305,7 +307,7 @@ class _Reader:
         return where(source, *self.around)
 
     def body(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value], source: Any) -> Graph:
-        reader = _Reader(self.nested, self.keep_custom, self.derived)
+        reader = _Reader(self.nested, self.to_derive, self.derived)
         reader.around = (source, *self.around)
         # A body asks for the client's index through the outer graph, which has it as an input.
         reader.indices = self.indices

@@ -42,6 +42,12 @@ def nearest(name: str, known: list[str]) -> str:
     return f"{hint} Known: {', '.join(sorted(known)) or 'none'}."
 
 
+def require_whole(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no number of rounds, clients, examples ..."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ArgumentError.here(f"{name}={value!r}: give a whole number of at least {least}.")
+
+
 _NOT_THE_USER = tuple(
     os.path.dirname(path) + os.sep
     for path in (os.path.dirname(__file__), jax.__file__, os.__file__)  # fedgrad, jax, Python

@@ -1,13 +1,22 @@
-"""The traced program as data: values that each have a placement, and equations between them."""
+"""A program as data, from the trace to the node: values that each have a placement, and equations.
 
-from collections.abc import Callable, Iterable, Sequence
+A loop around communication is an equation whose bodies are graphs. So is a round, once a plan has
+been made: its bodies are what the clients of each placement do.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from fedgrad.core.primitives import Primitive, at_source, bind
+from fedgrad.core.control import Control, While, control
+from fedgrad.core.placement import SERVER
+from fedgrad.core.primitives import Primitive, round_p
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +58,29 @@ class Equation:
     indexed: bool = False  # its inner jaxpr asks for the client's index, which is its last input
     bodies: tuple["Graph", ...] = ()
 
+    @functools.cached_property
+    def control(self) -> Control | None:
+        """How control flow is laid out; None of anything else, also of a custom derivative."""
+        return control(self.primitive, self.params)
+
+    @property
+    def kind(self) -> str:
+        return self.primitive.name
+
+    @property
+    def times(self) -> int | None:
+        """How often the body of a loop runs; None where the data decide."""
+        return 1 if self.control is None else self.control.times
+
+    @property
+    def inputs_at(self) -> list[str]:
+        """Where the bodies want the inputs: a constant may start a carry that lives at clients."""
+        if isinstance(self.control, While):
+            cond, body = self.bodies
+            return [v.at for v in (*cond.inputs[: self.control.cond_consts], *body.inputs)]
+        skip = [v.at for v in self.inputs[:1]] if self.kind == "cond" else []
+        return skip + [v.at for v in self.bodies[0].inputs]
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:
@@ -60,18 +92,100 @@ class Graph:
     indices: dict[str, Value] = field(default_factory=dict)  # "which client am I", by placement
     opened: tuple[str, ...] = ()  # lines of functions whose custom derivative was left behind
 
+    @property
+    def rounds(self) -> Iterator["Round"]:
+        return (e for e in self.equations if isinstance(e, Round))
 
-def evaluate(equations: Iterable[Equation], env: dict[Value, Any]) -> None:
-    """Run local equations, adding what they compute to `env`."""
-    for equation in equations:
-        with at_source(equation.source):
-            values = [read(env, v) for v in equation.inputs]
-            results = bind(equation.primitive, equation.params, values)
-        env.update(zip(equation.outputs, results, strict=True))
+    @property
+    def loops(self) -> Iterator[Equation]:
+        """Control flow around communication."""
+        return (e for e in self.equations if e.bodies and not isinstance(e, Round))
+
+    @property
+    def local(self) -> Iterator[Equation]:
+        """What one side does alone: in a plan, the server."""
+        return (e for e in self.equations if not e.bodies)
 
 
-def read(env: dict[Value, Any], value: Value) -> Any:
-    return value.constant if value.constant is not None else env[value]
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """The part of a round that the clients of one placement have.
+
+    `down` and `up` are pairs (sent, received): values of the server that become values of the
+    client, and values of the client whose sums become values of the server. The stage's inputs
+    beyond `down` are the client's own; its outputs beyond `up` stay with the client.
+    """
+
+    placement: str
+    down: tuple[tuple[Value, Value], ...]
+    stage: Graph
+    up: tuple[tuple[Value, Value], ...]
+
+    @property
+    def speaks(self) -> bool:
+        return bool(self.down or self.up)
+
+    @property
+    def own(self) -> tuple[Value, ...]:
+        """What the stage reads that was not sent to it in this round."""
+        return self.stage.inputs[len(self.down) :]
+
+    @property
+    def kept(self) -> tuple[Value, ...]:
+        """What the stage makes (or was sent) that a later equation needs."""
+        return self.stage.outputs[len(self.up) :]
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (*(sent for sent, _ in self.down), *self.own)
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        return (*(total for _, total in self.up), *self.kept)
+
+
+@dataclass(frozen=True, eq=False)
+class Round(Equation):
+    """Exchanges with the clients of one or more placements at the same time."""
+
+    exchanges: tuple[Exchange, ...] = ()
+
+    @staticmethod
+    def of(exchanges: Sequence[Exchange]) -> "Round":
+        return Round(
+            round_p,
+            {},
+            tuple(v for x in exchanges for v in x.inputs),
+            tuple(v for x in exchanges for v in x.outputs),
+            SERVER,
+            None,
+            bodies=tuple(x.stage for x in exchanges),
+            exchanges=tuple(exchanges),
+        )
+
+    @property
+    def speaks(self) -> bool:
+        return any(x.speaks for x in self.exchanges)
+
+    def split(self, inputs: Sequence[Any]) -> Iterator[tuple[Exchange, list[Any], list[Any]]]:
+        """Each exchange, with what is sent down in it and what clients have of their own."""
+        rest = iter(inputs)
+        for x in self.exchanges:
+            yield x, [next(rest) for _ in x.down], [next(rest) for _ in x.own]
+
+
+def fold(graph: Graph, result: Callable[[Graph, list[list[T]]], T]) -> T:
+    """`result` of a graph and, for each equation, of the bodies of a loop: from the inside out."""
+    inside = [
+        [] if isinstance(e, Round) else [fold(body, result) for body in e.bodies]
+        for e in graph.equations
+    ]
+    return result(graph, inside)
+
+
+def everywhere(graph: Graph) -> list[Graph]:
+    """The graph and the bodies of its loops, at any depth."""
+    return fold(graph, lambda g, inside: [g, *(x for e in inside for body in e for x in body)])
 
 
 def needed(

@@ -25,6 +25,7 @@ __all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "jax_prim
 
 broadcast_p = Primitive("fed_broadcast")  # x@server -> x@placement
 sum_p = Primitive("fed_sum")  # x@placement -> (sum over clients of x)@server
+round_p = Primitive("fed_round")  # of plans: broadcasts, what clients do, and sums, all in one
 
 for _primitive, _transpose in ((broadcast_p, sum_p), (sum_p, broadcast_p)):
     _primitive.def_abstract_eval(lambda x, *, placement: x)
@@ -255,6 +256,10 @@ def current_source() -> Any:
 
 @contextlib.contextmanager
 def at_source(source: Any) -> Iterator[None]:
-    """Equations made here belong to the user's line `source`."""
-    with source_info_util.user_context(source.traceback):
+    """Equations made here belong to the user's line `source`, if one is known."""
+    with (
+        contextlib.nullcontext()
+        if source is None
+        else source_info_util.user_context(source.traceback)
+    ):
         yield

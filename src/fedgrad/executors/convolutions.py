@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedgrad.core.evaluate import Rules
 from fedgrad.core.primitives import jax_primitives
-from fedgrad.executors.rewrite import Rules
 
 MAX_SLICES = 128  # the gain shrinks with their number: 10x for 3 x 3, 1.8x for 11 x 11
 MOVE = 32  # estimate: so many multiplications take as long as one number written and read
@@ -38,9 +38,9 @@ def default_rules() -> Rules:
     return {jax_primitives.conv_general_dilated_p: as_matmul}
 
 
-def as_matmul(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any] | None:
+def as_matmul(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
     """The rule for `lax.conv_general_dilated`; None where it would take too many slices."""
-    conv = _read(params, *inputs)
+    conv = _read(eqn.params, *inputs)
     if conv is None:
         return None
     by_window, by_output = math.prod(conv.window), math.prod(conv.places)
@@ -52,7 +52,7 @@ def as_matmul(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any] | None
         out = _by_sum(conv)
     else:
         out = _by_window(conv)
-    return [_write(conv, params, out)]
+    return [_write(conv, eqn.params, out)]
 
 
 @dataclass(frozen=True)

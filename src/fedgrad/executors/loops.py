@@ -13,20 +13,20 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.core.control import cond_of, scan_of
+from fedgrad.core.evaluate import Rule, Rules, run
 from fedgrad.core.graph import Equation
 from fedgrad.core.primitives import JaxprEqn, Literal, inner_jaxprs, jax_primitives
-from fedgrad.executors.rewrite import Rule, Rules, run
 
 
 def early_exit(inside: Rules) -> Rule:
     """The rule for scans; `inside` are the rules for what they contain."""
 
-    def rule(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any] | None:
-        form = _masked(params)
+    def rule(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any] | None:
+        form = _masked(eqn.params)
         if form is None:
             return None
         counter, times, cond = form
-        scan = scan_of(params)
+        scan = scan_of(eqn.params)
         outer, step = scan.bodies[0].jaxpr, cond_of(cond.params).bodies[1]
         consts, carry, _ = scan.split(inputs)
         end = carry[counter] + scan.length

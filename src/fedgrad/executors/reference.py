@@ -12,14 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.core.arguments import read_arguments
-from fedgrad.core.graph import Value, read
+from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
+from fedgrad.core.graph import Exchange, Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
 from fedgrad.executors.clients import wide
-from fedgrad.executors.rewrite import evaluate
-from fedgrad.executors.walk import Env, InPython
+from fedgrad.executors.walk import InPython
 from fedgrad.plan.plan import make_plan
-from fedgrad.plan.stages import Exchange
 
 # Called for each client in each round with (placement, client, values sent down, values sent up).
 Observer = Callable[[str, int, list[Any], list[Any]], None]
@@ -40,8 +39,8 @@ class Reference:
             plan = make_plan(program, args, self.recompute)
             walk = _OneByOne(args.clients, args.indices, self.observe)
             inputs = [walk.split(v, leaf) for v, leaf in zip(args.values, args.leaves, strict=True)]
-            outputs = walk.run(plan.steps, inputs)
-            places = [v.at for v in plan.steps.outputs]
+            outputs = walk.run(plan.graph, inputs)
+            places = [v.at for v in plan.graph.outputs]
             results = [
                 _stack(x) if is_client(p) else x for p, x in zip(places, outputs, strict=True)
             ]
@@ -72,23 +71,18 @@ class _OneByOne(InPython):
     def at_clients(self, x: Any, placement: str) -> Any:
         return [x] * self.clients[placement]
 
-    def exchange(self, exchange: Exchange, env: Env) -> None:
-        stage, placement = exchange.stage, exchange.placement
-        down = {received: read(env, sent) for sent, received in exchange.down}
-        results = []
-        for i in range(self.clients[placement]):
-            client = {v: env[v][i] if is_client(v.at) else env[v] for v in exchange.own}
-            client.update(down)
-            evaluate(stage.equations, client)
+    def exchange(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> list[Any]:
+        stage, results = exchange.stage, []
+        for i in range(self.clients[exchange.placement]):
+            mine = [x[i] if is_client(v.at) else x for v, x in zip(exchange.own, own, strict=True)]
+            client = dict(zip(stage.inputs, [*sent, *mine], strict=True))
+            evaluate(stage.equations, client, AT_CLIENT)
             results.append([read(client, v) for v in stage.outputs])
             if self.observe:
-                up = results[-1][: len(exchange.up)]
-                self.observe(placement, i, list(down.values()), up)
+                self.observe(exchange.placement, i, sent, results[-1][: len(exchange.up)])
         columns = list(zip(*results, strict=True))
-        for (_, total), column in zip(exchange.up, columns, strict=False):
-            env[total] = _sum(column)
-        for kept, column in zip(exchange.kept, columns[len(exchange.up) :], strict=True):
-            env[kept] = list(column)
+        kept = columns[len(exchange.up) :]
+        return [*map(_sum, columns[: len(exchange.up)]), *map(list, kept)]
 
     def row(self, x: Any, i: int) -> Any:
         return [c[i] for c in x] if isinstance(x, list) else x[i]

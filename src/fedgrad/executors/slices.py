@@ -10,12 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.graph import Equation
+from fedgrad.core.primitives import JaxprEqn
+
 MOST = 16  # clients at a time; above that the slices are too many operations
 
 
-def one_by_one(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any] | None:
+def one_by_one(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any] | None:
     """The rule for `dynamic_slice`."""
-    sizes = params["slice_sizes"]
+    sizes = eqn.params["slice_sizes"]
 
     @jax.custom_batching.custom_vmap
     def cut(operand: jax.Array, *starts: jax.Array) -> jax.Array:

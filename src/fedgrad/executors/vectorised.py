@@ -10,21 +10,20 @@ import jax.numpy as jnp
 from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.control import Scan
 from fedgrad.core.errors import PlanError
-from fedgrad.core.graph import read
+from fedgrad.core.evaluate import AT_CLIENT, TO_RUN, Rules, evaluate, read
+from fedgrad.core.graph import Equation, Exchange
 from fedgrad.core.placement import is_client
-from fedgrad.core.primitives import jax_primitives, source_p
+from fedgrad.core.primitives import jax_primitives
 from fedgrad.core.program import Program
 from fedgrad.executors.clients import Clients, Work, map_sum
 from fedgrad.executors.convolutions import default_rules
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.loops import early_exit, ends_early
-from fedgrad.executors.rewrite import Rules, evaluate
 from fedgrad.executors.seats import Seats, at_home, dealt, whole
 from fedgrad.executors.sharded import by_device
 from fedgrad.executors.slices import one_by_one
-from fedgrad.executors.walk import Env, Walk
+from fedgrad.executors.walk import Walk
 from fedgrad.plan.plan import Plan, make_plan
-from fedgrad.plan.stages import Exchange, Loop
 
 
 def compile_program(
@@ -73,20 +72,20 @@ def _run(
     ]
     indices = {at: seats[at].seated(index) for at, index in args.indices.items()}
     walk = _Vectorised(indices, set(args.sizes), seats, devices, chunk)
-    outputs = walk.run(plan.steps, inputs)
+    outputs = walk.run(plan.graph, inputs)
     results = [
         seats[value.at].result(x) if is_client(value.at) else whole(x, devices)
-        for value, x in zip(plan.steps.outputs, outputs, strict=True)
+        for value, x in zip(plan.graph.outputs, outputs, strict=True)
     ]
-    if plan.opened:
-        results = _only_by_fedgrad(results, program.name, plan.opened)
+    if plan.graph.opened:
+        results = _only_by_fedgrad(results, program.name, plan.graph.opened)
     return jax.tree.unflatten(plan.outputs, results)
 
 
 def _is_light(placement: str, args: Arguments, plan: Plan) -> bool:
     """Is it nothing to move a client to another device: is it only its place in a store?"""
     own = [v for v in args.values if v.at == placement and not v.shared]
-    results = [v for v in plan.steps.outputs if v.at == placement]
+    results = [v for v in plan.graph.outputs if v.at == placement]
     return not results and all(v.aval.shape == () for v in own)
 
 
@@ -114,24 +113,23 @@ class _Vectorised(Walk):
         x, seats = jnp.asarray(x), self.seats[placement]
         return seats.spread(jnp.broadcast_to(x, (seats.count, *x.shape)))
 
-    def exchange(self, exchange: Exchange, env: Env) -> None:
-        stage, seats = exchange.stage, self.seats[exchange.placement]
-        own = exchange.own
+    def exchange(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> list[Any]:
+        stage, seats, devices = exchange.stage, self.seats[exchange.placement], self.devices
         messages = [v for pair in (*exchange.down, *exchange.up) for v in pair[:1]]
-        devices = self.devices
         clients = Clients(
             seats.count if devices is None else seats.count // devices.count,
             exchange.placement in self.ragged,
             self.chunk,
             devices is None or max(devices.devices_of.values()) == 1,
-            sum(v.bytes for v in (*own, *messages) if not v.shared),
+            sum(v.bytes for v in (*exchange.own, *messages) if not v.shared),
             tuple(v.aval for v, _ in exchange.up),
         )
+        pairs = list(zip(exchange.own, own, strict=True))
         # A constant of an outer loop is the same for all clients, like a store of examples.
-        constants = [v for v in own if not v.shared and not is_client(v.at)]
-        stores = [v for v in own if v.shared]
-        each = [v for v in own if not v.shared and is_client(v.at)]
-        names = [r for _, r in exchange.down] + constants + stores + each
+        constants = [(v, x) for v, x in pairs if not v.shared and not is_client(v.at)]
+        stores = [(v, x) for v, x in pairs if v.shared]
+        each = [(v, x) for v, x in pairs if not v.shared and is_client(v.at)]
+        names = [r for _, r in exchange.down] + [v for v, _ in (*constants, *stores, *each)]
 
         def one(rules: Rules, *values: list[Any]) -> tuple[list[Any], list[Any]]:
             local = dict(zip(names, [x for part in values for x in part], strict=True))
@@ -139,55 +137,42 @@ class _Vectorised(Walk):
             results = [read(local, v) for v in stage.outputs]
             return results[: len(exchange.up)], results[len(exchange.up) :]
 
-        plain = default_rules()
-        fast: dict[Any, Any] = dict(plain)
-        if any(e.primitive is source_p for e in stage.equations):
-            fast[source_p] = _as_it_is
+        plain: dict[Any, Any] = {**AT_CLIENT, **default_rules()}
+        fast = {**plain, **{p: r for p, r in TO_RUN.items() if _has(stage.equations, p)}}
         if exchange.placement in self.ragged or ends_early(stage.equations):
             fast[jax_primitives.dynamic_slice_p] = one_by_one
             fast[jax_primitives.scan_p] = early_exit(fast)
         to_derive = functools.partial(one, plain) if fast != plain else None
         work = Work(functools.partial(one, fast), to_derive)
         run = functools.partial(map_sum, work, clients)
-        down = [read(env, sent) for sent, _ in exchange.down] + [env[v] for v in constants]
-        values = (seats.taken, down, [env[v] for v in stores], [env[v] for v in each])
+        down = [*sent, *(x for _, x in constants)]
+        values = (seats.taken, down, [x for _, x in stores], [x for _, x in each])
         if devices is None:
             totals, kept = run(*values)
         else:
             totals, kept = devices.total(run, *values, split=(True, False, seats.own_stores, True))
-        for (_, total), x in zip(exchange.up, totals, strict=True):
-            env[total] = x.astype(total.aval.dtype)
-        env.update(zip(exchange.kept, kept, strict=True))
+        sums = [x.astype(v.aval.dtype) for (_, v), x in zip(exchange.up, totals, strict=True)]
+        return [*sums, *kept]
 
-    def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        scan = loop.control
-        assert isinstance(scan, Scan)
-        consts, carry, xs = scan.split(inputs)
-        _, _, rows = scan.split(loop.bodies[0].inputs)
-        xs = [_time_first(x, v.at) for x, v in zip(xs, rows, strict=True)]
-        carry, ys = scan.split_outputs(self._rebuild(loop, [*consts, *carry, *xs]))
-        _, stacked = scan.split_outputs(loop.equation.outputs)
-        return [*carry, *[_time_first(y, v.at) for y, v in zip(ys, stacked, strict=True)]]
-
-    def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        return self._rebuild(loop, inputs)
-
-    def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        return self._rebuild(loop, inputs)
-
-    def _rebuild(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        places = [v.at for v in loop.equation.outputs]
+    def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
+        assert loop.control is not None
+        places = [v.at for v in loop.outputs]
         bodies = [functools.partial(self.run, body, at=places) for body in loop.bodies]
         if loop.kind == "while":  # its first body is the condition, which gives one server value
             bodies[0] = functools.partial(self.run, loop.bodies[0])
-        assert loop.control is not None
-        return loop.control.rebuilt(inputs, bodies)
+        if not isinstance(loop.control, Scan):
+            return loop.control.rebuilt(inputs, bodies)
+        scan = loop.control
+        consts, carry, xs = scan.split(inputs)
+        _, _, rows = scan.split(loop.bodies[0].inputs)
+        xs = [_time_first(x, v.at) for x, v in zip(xs, rows, strict=True)]
+        carry, ys = scan.split_outputs(scan.rebuilt([*consts, *carry, *xs], bodies))
+        _, stacked = scan.split_outputs(loop.outputs)
+        return [*carry, *[_time_first(y, v.at) for y, v in zip(ys, stacked, strict=True)]]
 
 
-def _as_it_is(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any] | None:
-    """What a client computes from matters only to derivatives; run, what is sent to all clients is
-    the same for all, and stays so."""
-    return [inputs[0]]
+def _has(equations: Sequence[Equation], primitive: Any) -> bool:
+    return any(e.primitive is primitive for e in equations)
 
 
 def _time_first(x: Any, at: str) -> Any:

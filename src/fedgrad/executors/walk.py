@@ -1,4 +1,4 @@
-"""Walking through a plan: what all executors that run in this process have in common."""
+"""Evaluating a plan for all clients: what all executors have in common."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,57 +7,41 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedgrad.core.control import Cond, Scan, While
-from fedgrad.core.graph import Value, evaluate, read
+from fedgrad.core.evaluate import Env, evaluate, read
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value
 from fedgrad.core.placement import is_client
-from fedgrad.core.primitives import jax_primitives
-from fedgrad.plan.stages import Exchange, Loop, Step, Steps
-
-Env = dict[Value, Any]
 
 
 class Walk(ABC):
-    """Runs the steps of a plan in order. `env` holds server values as they are, and client values
-    in whatever form the subclass keeps all clients' values in."""
+    """Runs a plan. Server values are as they are, and client values in whatever form the subclass
+    keeps all clients' values in."""
 
     def run(
-        self, steps: Steps, inputs: Sequence[Any], at: Sequence[str] | None = None
+        self, graph: Graph, inputs: Sequence[Any], at: Sequence[str] | None = None
     ) -> list[Any]:
         """The outputs of a plan, or of a loop's body, whose outputs must be at the places `at`."""
-        env: Env = dict(zip(steps.inputs, inputs, strict=True))
-        env.update((v, self.index(placement)) for placement, v in steps.indices.items())
-        for step in steps.steps:
-            self.exchanges(step, env)
-            for loop in step.loops:
-                self.loop(loop, env)
-            self.server(step, env)
-        places = at or [v.at for v in steps.outputs]
-        return [self.placed(env, v, p) for v, p in zip(steps.outputs, places, strict=True)]
+        env: Env = dict(zip(graph.inputs, inputs, strict=True))
+        env.update((v, self.index(placement)) for placement, v in graph.indices.items())
+        evaluate(graph.equations, env, with_bodies=self.with_bodies)
+        outputs = [read(env, v) for v in graph.outputs]
+        return self.placed(graph.outputs, outputs, at or [v.at for v in graph.outputs])
 
-    def exchanges(self, step: Step, env: Env) -> None:
-        """All exchanges of a step."""
-        for exchange in step.exchanges:
-            self.exchange(exchange, env)
+    def with_bodies(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
+        """The outputs of a round or a loop."""
+        if isinstance(equation, Round):
+            return self.round(equation, inputs)
+        return self.loop(equation, self.placed(equation.inputs, inputs, equation.inputs_at))
 
-    def server(self, step: Step, env: Env) -> None:
-        """What the server does in a step."""
-        evaluate(step.server, env)
+    def round(self, equation: Round, inputs: list[Any]) -> list[Any]:
+        """The outputs of all exchanges of a round."""
+        return [y for x, sent, own in equation.split(inputs) for y in self.exchange(x, sent, own)]
 
-    def placed(self, env: Env, value: Value, at: str) -> Any:
-        """A value in the form in which its place wants it: a constant may be wanted at clients."""
-        x = read(env, value)
-        return self.at_clients(x, at) if is_client(at) and not is_client(value.at) else x
-
-    def loop(self, loop: Loop, env: Env) -> None:
-        equation = loop.equation
-        inputs = [
-            self.placed(env, v, at) for v, at in zip(equation.inputs, loop.inputs_at, strict=True)
+    def placed(self, values: Sequence[Value], xs: Sequence[Any], at: Sequence[str]) -> list[Any]:
+        """Values in the form that their places want: a constant may be wanted at clients."""
+        return [
+            self.at_clients(x, place) if is_client(place) and not is_client(v.at) else x
+            for v, x, place in zip(values, xs, at, strict=True)
         ]
-        run = {
-            jax_primitives.scan_p: self.scan,
-            jax_primitives.while_p: self.while_,
-            jax_primitives.cond_p: self.cond,
-        }[equation.primitive]
-        env.update(zip(equation.outputs, run(loop, inputs), strict=True))
 
     @abstractmethod
     def index(self, placement: str) -> Any:
@@ -68,17 +52,12 @@ class Walk(ABC):
         """A constant as all clients have it."""
 
     @abstractmethod
-    def exchange(self, exchange: Exchange, env: Env) -> None:
-        """Send down, run the client stage, and sum up; adds to `env`."""
+    def exchange(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> list[Any]:
+        """Send down, run the client stage, and sum up: the sums, and what clients keep."""
 
     @abstractmethod
-    def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]: ...
-
-    @abstractmethod
-    def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]: ...
-
-    @abstractmethod
-    def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]: ...
+    def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
+        """Run the bodies of a loop."""
 
 
 class InPython(Walk):
@@ -92,40 +71,34 @@ class InPython(Walk):
     def stacked(self, rows: Sequence[Any]) -> Any:
         """Iterations as one array: of the server, or of each client."""
 
-    def iteration(self, i: int | None, body: Steps, inputs: list[Any], at: Any = None) -> list[Any]:
+    def iteration(self, i: int | None, body: Graph, inputs: list[Any], at: Any = None) -> list[Any]:
         """One iteration of a loop; `i` is None where the data decide how many there are."""
         return self.run(body, inputs, at)
 
-    def scan(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        scan, body = loop.control, loop.bodies[0]
-        assert isinstance(scan, Scan)
+    def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
+        places = [v.at for v in loop.outputs]
+        if isinstance(loop.control, Scan):
+            return self._scan(loop.control, loop, inputs, places)
+        if isinstance(loop.control, While):
+            of_cond, of_body, carry = loop.control.split(inputs)
+            cond, body = loop.bodies
+            while self.iteration(None, cond, [*of_cond, *carry])[0]:
+                carry = self.iteration(None, body, [*of_body, *carry], places)
+            return carry
+        assert isinstance(loop.control, Cond)
+        return self.run(loop.bodies[loop.control.chosen(inputs[0])], inputs[1:], places)
+
+    def _scan(self, scan: Scan, loop: Equation, inputs: list[Any], places: list[str]) -> list[Any]:
         consts, carry, xs = scan.split(inputs)
         rows: list[list[Any]] = [[] for _ in scan.order]
         for i in scan.order:
             now = [self.row(x, i) for x in xs]
-            out = self.iteration(i, body, [*consts, *carry, *now], _places(loop))
+            out = self.iteration(i, loop.bodies[0], [*consts, *carry, *now], places)
             carry, rows[i] = scan.split_outputs(out)
         if not rows:  # the shapes are known, the rows are none
-            return [*carry, *map(self._nothing, loop.equation.outputs[scan.carry :])]
+            return [*carry, *map(self._nothing, loop.outputs[scan.carry :])]
         return [*carry, *[self.stacked(column) for column in zip(*rows, strict=True)]]
-
-    def while_(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        assert isinstance(loop.control, While)
-        of_cond, of_body, carry = loop.control.split(inputs)
-        cond, body = loop.bodies
-        while self.iteration(None, cond, [*of_cond, *carry])[0]:
-            carry = self.iteration(None, body, [*of_body, *carry], _places(loop))
-        return carry
-
-    def cond(self, loop: Loop, inputs: list[Any]) -> list[Any]:
-        assert isinstance(loop.control, Cond)
-        branch = loop.bodies[loop.control.chosen(inputs[0])]
-        return self.run(branch, inputs[1:], _places(loop))
 
     def _nothing(self, value: Value) -> Any:
         empty = jnp.zeros(value.aval.shape, value.aval.dtype)
         return self.at_clients(empty, value.at) if is_client(value.at) else empty
-
-
-def _places(loop: Loop) -> list[str]:
-    return [v.at for v in loop.equation.outputs]

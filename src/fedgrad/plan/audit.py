@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedgrad.core.graph import Graph, everywhere
 from fedgrad.core.misuse import describe
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import where
 from fedgrad.plan.exposure import can_dominate, traits
-from fedgrad.plan.stages import Steps, exchanges
+from fedgrad.plan.traffic import exchanges
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ class Audit:
         return "\n".join([*lines, *(f"! {finding}" for finding in self.findings)])
 
 
-def audit(steps: Steps, clients: Mapping[str, int]) -> Audit:
+def audit(graph: Graph, clients: Mapping[str, int]) -> Audit:
     releases = []
-    for number, x, _ in exchanges(steps):
-        known = traits(x, steps.indices.values())
+    for number, x, _ in exchanges(graph):
+        known = traits(x, graph.indices.values())
         for sent, _ in x.up:
             trait = known[sent]
             releases.append(
@@ -91,21 +92,16 @@ def audit(steps: Steps, clients: Mapping[str, int]) -> Audit:
         for placement in dict.fromkeys(r.placement for r in releases)
         if clients[placement] == 1
     ]
-    return Audit(tuple(releases), tuple([*_leaks(steps), *alone]))
+    return Audit(tuple(releases), tuple([*_leaks(graph), *alone]))
 
 
-def _leaks(steps: Steps) -> list[str]:
+def _leaks(graph: Graph) -> list[str]:
     """Server work that reads a client's value other than through a sum. There must be none; the
     check refuses such programs, and this looks at what is really executed."""
-    found = []
-    for step in steps.steps:
-        for equation in step.server:
-            found += [
-                f"the server reads {describe(v)} of {v.at} ({where(equation.source)})"
-                for v in equation.inputs
-                if is_client(v.at)
-            ]
-        for loop in step.loops:
-            for body in loop.bodies:
-                found += _leaks(body)
-    return found
+    return [
+        f"the server reads {describe(v)} of {v.at} ({where(equation.source)})"
+        for part in everywhere(graph)
+        for equation in part.local
+        for v in equation.inputs
+        if is_client(v.at)
+    ]

@@ -1,25 +1,26 @@
 """The plan of a program: when what is computed where, and what travels in which message.
 
-    server stage 0 -> [down -> client stage -> up] -> server stage 1 -> [down -> ...] -> ...
+    server work -> [down -> client stage -> up] -> server work -> [down -> ...] -> ...
 
 A sum travels in the earliest round that can carry it, a broadcast in the latest one before it is
 needed, so there are as few rounds as the data allow and nothing is sent to be kept. Everything
 that goes the same way in the same round is one message, and a value is sent once.
 
-The law of this pass: running the steps in order computes the graph's outputs, and a client stage
-reads only the client's own arguments, what it was sent in this round, and what it remembers.
+The law of this pass: evaluating the equations in order computes the graph's outputs. They are
+rounds, loops whose bodies are such graphs, and equations of the server; and a client stage reads
+only the client's own arguments, what it was sent in this round, and what it remembers.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
-from fedgrad.core.graph import Equation, Graph, Value, needed
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, needed
 from fedgrad.core.placement import ANYWHERE, SERVER, is_client
-from fedgrad.core.primitives import broadcast_p, jax_primitives, sum_p
-from fedgrad.plan.stages import Exchange, Loop, Stage, Step, Steps
+from fedgrad.core.primitives import broadcast_p, sum_p
 
 
-def cut(graph: Graph, recompute: bool = False) -> Steps:
-    """Cut a graph into steps.
+def cut(graph: Graph, recompute: bool = False) -> Graph:
+    """The same graph, with its communication gathered in rounds.
 
     `recompute`: clients remember nothing of earlier rounds; what they need again is sent again and
     computed again.
@@ -28,8 +29,8 @@ def cut(graph: Graph, recompute: bool = False) -> Steps:
     live, _ = needed(graph.equations, graph.outputs, always=effects)
     cutter = _Cutter(graph, live, recompute)
     last = max(map(cutter.level_after, live), default=0)
-    steps = [cutter.step(level) for level in range(last + 1)]
-    return Steps(graph.inputs, tuple(_with_kept(steps, graph)), graph.outputs, graph.indices)
+    equations = [e for level in range(last + 1) for e in cutter.equations(level)]
+    return dataclasses.replace(graph, equations=tuple(_with_kept(equations, graph.outputs)))
 
 
 class _Cutter:
@@ -65,7 +66,8 @@ class _Cutter:
         maker = self.maker.get(v)
         return maker is not None and maker.primitive is broadcast_p and self.level(v) > 0
 
-    def step(self, level: int) -> Step:
+    def equations(self, level: int) -> list[Equation]:
+        """A round, then loops, then the server's work."""
         sums = [e for e in self.live if e.primitive is sum_p and self.level(e.outputs[0]) == level]
         effects = [
             e
@@ -75,7 +77,7 @@ class _Cutter:
         kept = self.wanted(level)
         placements = [e.params["placement"] for e in sums]
         placements += [v.at for v in kept] + [e.at for e in effects]
-        exchanges = tuple(
+        exchanges = [
             self.exchange(
                 placement,
                 [e for e in sums if e.params["placement"] == placement],
@@ -83,17 +85,17 @@ class _Cutter:
                 [e for e in effects if e.at == placement],
             )
             for placement in dict.fromkeys(placements)
-        )
-        loops = tuple(
-            Loop(e, tuple(cut(body, self.recompute) for body in e.bodies))
+        ]
+        loops = [
+            dataclasses.replace(e, bodies=tuple(cut(body, self.recompute) for body in e.bodies))
             for e in self.live
             if e.bodies and self.level_before(e) + 1 == level
-        )
-        for v in (v for loop in loops for v in loop.equation.outputs):
+        ]
+        for v in (v for loop in loops for v in loop.outputs):
             if is_client(v.at):
                 self.at_client.setdefault(v.at, set()).add(v)
-        server = tuple(e for e in self.on_server if self.level_after(e) == level)
-        return Step(exchanges, loops, server)
+        server = [e for e in self.on_server if self.level_after(e) == level]
+        return [*([Round.of(exchanges)] if exchanges else []), *loops, *server]
 
     def wanted(self, level: int) -> list[Value]:
         """Client values of this level that something other than a sum needs: results and loops."""
@@ -127,8 +129,8 @@ class _Cutter:
         received = [v for _, v in down]
         mine = [v for v in inputs if v not in received]
         has.update(received, *(e.outputs for e in equations))
-        local = tuple(e if e.primitive is not broadcast_p else _local_copy(e) for e in equations)
-        stage = Stage((*received, *mine), local, (*operands, *kept))
+        # What is left of broadcasts are those of constants, which a client makes by itself.
+        stage = Graph((*received, *mine), tuple(equations), (*operands, *kept))
         return Exchange(placement, down, stage, tuple((e.inputs[0], e.outputs[0]) for e in sums))
 
 
@@ -173,43 +175,32 @@ def _levels(equations: Sequence[Equation], waits: dict[str, int]) -> dict[Value,
     return levels
 
 
-def _local_copy(equation: Equation) -> Equation:
-    """The broadcast of a constant: the client makes the constant, nothing travels."""
-    return Equation(
-        jax_primitives.copy_p, {}, equation.inputs, equation.outputs, equation.at, equation.source
-    )
-
-
-def is_local_copy(equation: Equation) -> bool:
-    """Was this equation a broadcast?"""
-    of_constant = all(v.at == ANYWHERE for v in equation.inputs)
-    return equation.primitive is jax_primitives.copy_p and is_client(equation.at) and of_constant
-
-
-def _with_kept(steps: Sequence[Step], graph: Graph) -> list[Step]:
-    """Give each stage, as outputs, what later steps read of it: what the client remembers."""
+def _with_kept(equations: Sequence[Equation], outputs: Sequence[Value]) -> list[Equation]:
+    """Give each stage, as outputs, what later equations read of it: what the client remembers."""
     made: dict[Value, int] = {}
-    kept: dict[int, dict[Value, None]] = {}
-    for i, step in enumerate(steps):
-        readers = [v for x in step.exchanges for v in x.own]
-        readers += [v for loop in step.loops for v in loop.equation.inputs]
-        for v in filter(lambda v: is_client(v.at), readers):  # a constant is made again
-            if v in made and made[v] < i:
-                kept.setdefault(made[v], {})[v] = None
-        for x in step.exchanges:
-            for v in [r for _, r in x.down] + [v for e in x.stage.equations for v in e.outputs]:
+    kept: dict[Value, None] = {}
+    for i, equation in enumerate(equations):
+        for v in equation.inputs if equation.bodies else ():
+            if is_client(v.at) and made.get(v, i) < i:  # a constant is made again
+                kept[v] = None
+        for x in equation.exchanges if isinstance(equation, Round) else ():
+            for v in _has(x):
                 made.setdefault(v, i)
-    for v in graph.outputs:
-        if is_client(v.at) and v in made:
-            kept.setdefault(made[v], {})[v] = None
-    result = []
-    for i, step in enumerate(steps):
-        exchanges = []
-        for x in step.exchanges:
-            here = {r for _, r in x.down} | {v for e in x.stage.equations for v in e.outputs}
-            stay = [v for v in kept.get(i, {}) if v in here]
-            outputs = (*[s for s, _ in x.up], *stay)
-            stage = Stage(x.stage.inputs, x.stage.equations, outputs)
-            exchanges.append(Exchange(x.placement, x.down, stage, x.up))
-        result.append(Step(tuple(exchanges), step.loops, step.server))
-    return result
+    kept.update((v, None) for v in outputs if is_client(v.at) and v in made)
+    return [
+        Round.of([_keeping(x, [v for v in kept if made[v] == i]) for x in equation.exchanges])
+        if isinstance(equation, Round)
+        else equation
+        for i, equation in enumerate(equations)
+    ]
+
+
+def _has(x: Exchange) -> list[Value]:
+    """What clients have after an exchange, of what they were sent and what they made."""
+    return [*(r for _, r in x.down), *(v for e in x.stage.equations for v in e.outputs)]
+
+
+def _keeping(x: Exchange, values: Sequence[Value]) -> Exchange:
+    here = set(_has(x))
+    outputs = (*(s for s, _ in x.up), *(v for v in values if v in here))
+    return dataclasses.replace(x, stage=dataclasses.replace(x.stage, outputs=outputs))

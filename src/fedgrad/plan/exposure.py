@@ -10,9 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedgrad.core.graph import Equation, Value
+from fedgrad.core.graph import Equation, Exchange, Value
 from fedgrad.core.primitives import CALLS, JaxprEqn, Literal, closed, primitives_inside
-from fedgrad.plan.stages import Exchange
 
 # Operations that only move, pick or convert what they are given.
 _MOVES = frozenset(

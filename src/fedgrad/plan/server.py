@@ -5,49 +5,50 @@ server keeps a matrix of the model's size squared is seen to be dearer than one 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedgrad.core.control import Cond, Scan, control
-from fedgrad.core.graph import Equation, Value
+from fedgrad.core.graph import Equation, Graph, Round, Value, fold
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import JaxprEqn, Literal, inner_jaxprs
-from fedgrad.plan.stages import Steps
+from fedgrad.plan.traffic import repeated
 
 # One thing after another: what it reads, what it makes, and what it needs besides while it runs.
 Event = tuple[Sequence[Any], Sequence[Any], float]
 
 
-def memory(steps: Steps) -> int:
+def memory(graph: Graph) -> int:
     """Bytes that the server holds at once, at most."""
-    inputs = [v for v in steps.inputs if not is_client(v.at)]
-    results = [v for v in steps.outputs if not is_client(v.at)]
-    return int(_peak(list(_events(steps)), inputs, results, lambda v: v.bytes))
+
+    def of(graph: Graph, inside: list[list[float]]) -> float:
+        events = [
+            _event(e, max(b, default=0)) for e, b in zip(graph.equations, inside, strict=True)
+        ]
+        return _peak(events, _at_server(graph.inputs), _at_server(graph.outputs), lambda v: v.bytes)
+
+    return int(fold(graph, of))
 
 
-def work(steps: Steps) -> int:
+def work(graph: Graph) -> int:
     """Operations on numbers that the server does."""
-    total = 0.0
-    for step in steps.steps:
-        total += sum(map(_work, step.server))
-        for loop in step.loops:
-            bodies = [work(body) for body in loop.bodies]
-            total += (
-                max(bodies) if isinstance(loop.control, Cond) else sum(bodies) * (loop.times or 1)
-            )
-    return int(total)
+
+    def of(graph: Graph, inside: list[list[float]]) -> float:
+        pairs = [
+            p for p in zip(graph.equations, inside, strict=True) if not isinstance(p[0], Round)
+        ]
+        return sum(repeated(e, bodies) if bodies else _work(e) for e, bodies in pairs)
+
+    return int(fold(graph, of))
 
 
-def _events(steps: Steps) -> Iterator[Event]:
-    for step in steps.steps:
-        for x in step.exchanges:
-            yield [sent for sent, _ in x.down], [total for _, total in x.up], 0
-        for loop in step.loops:
-            outputs = [v for v in loop.equation.outputs if not is_client(v.at)]
-            inside = max((memory(body) for body in loop.bodies), default=0)
-            yield [v for v in loop.equation.inputs if not is_client(v.at)], outputs, inside
-        for equation in step.server:
-            yield equation.inputs, equation.outputs, _inside(equation)
+def _event(equation: Equation, in_loop: float) -> Event:
+    besides = in_loop if equation.bodies else _inside(equation)
+    return _at_server(equation.inputs), _at_server(equation.outputs), besides
+
+
+def _at_server(values: Sequence[Value]) -> list[Value]:
+    return [v for v in values if not is_client(v.at)]
 
 
 def _peak(

@@ -138,7 +138,7 @@ def explain(
 
 
 def _is_scalar(primal: Plan, has_aux: bool) -> bool:
-    shapes = [v.aval.shape for v in primal.steps.outputs]
+    shapes = [v.aval.shape for v in primal.graph.outputs]
     if has_aux:
         tree = jax.tree.unflatten(primal.outputs, shapes)
         shapes = jax.tree.leaves(tree[0], is_leaf=lambda x: isinstance(x, tuple))

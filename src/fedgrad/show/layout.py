@@ -4,6 +4,7 @@
 with their visits to clients, frames around loops, and links for what stays with a client.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.graph import Value
+from fedgrad.core import graph as core
+from fedgrad.core.graph import Equation, Exchange, Graph, Value
 from fedgrad.core.placement import SERVER, is_client
 from fedgrad.plan.plan import Plan
-from fedgrad.plan.stages import Exchange, Loop, Steps
 from fedgrad.show.naming import Work, directing, stage_work
 from fedgrad.show.numbers import memory, plural
 
@@ -110,13 +111,13 @@ class Outline:
 
 def outline(plan: Plan) -> Outline:
     lanes = {SERVER: SERVER} | {p: f"{p} ×{n:,}" for p, n in plan.clients.items()}
-    tree = jax.tree.unflatten(plan.outputs, plan.steps.outputs)
+    tree = jax.tree.unflatten(plan.outputs, plan.graph.outputs)
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    arguments = _sizes(lanes, [(_argument(v), v) for v in plan.steps.inputs])
+    arguments = _sizes(lanes, [(_argument(v), v) for v in plan.graph.inputs])
     results = _sizes(lanes, [(_result(path), v) for path, v in leaves])
     walk = _Walk(plan)
-    own = {v: _argument(v) for v in plan.steps.inputs if is_client(v.at)}
-    items = walk.steps(plan.steps, own, {}, None)
+    own = {v: _argument(v) for v in plan.graph.inputs if is_client(v.at)}
+    items = walk.items(plan.graph, own, {}, None)
     return Outline(items, tuple(walk.links), lanes, arguments, results)
 
 
@@ -135,13 +136,13 @@ class _Walk:
     number: int = 0
 
     def __post_init__(self) -> None:
-        self.directing = directing(self.plan.steps)
+        self.directing = directing(self.plan.graph)
 
-    def steps(
-        self, steps: Steps, own: dict[Value, str], holds: dict[Value, Any], part: Part | None
+    def items(
+        self, graph: Graph, own: dict[Value, str], holds: dict[Value, Any], part: Part | None
     ) -> tuple[Item, ...]:
         """`holds`: who has each client value that is not the client's own argument."""
-        own = own | dict.fromkeys(steps.indices.values(), "index")
+        own = own | dict.fromkeys(graph.indices.values(), "index")
         carried: dict[tuple[Any, Any, str], list[Value]] = {}
         items: list[Item] = []
 
@@ -151,23 +152,22 @@ class _Walk:
                     carried.setdefault((holds[v], reader, v.at), []).append(v)
                     holds[v] = reader  # one who reads it still has it for the next
 
-        for step in steps.steps:
-            visits = []
-            for x in step.exchanges:
-                visits.append(visit := self.visit(x, own))
-                reads(x.stage.inputs, visit)
-                holds.update((v, visit) for v in x.kept)
-            if visits:
-                speaks = any(x.speaks for x in step.exchanges)
-                self.number += speaks
-                items.append(Round(self.number if speaks else None, tuple(visits)))
-            for loop in step.loops:
-                items.append(frame := self.frame(loop, own))
-                reads((v for v in loop.equation.inputs if is_client(v.at)), frame)
-                holds.update((v, frame) for v in loop.equation.outputs if is_client(v.at))
-            if step.server:
-                items.append(stage_work(self.directing, step.server, "nothing"))
-        reads((v for v in steps.outputs if is_client(v.at)), part)
+        for local, group in itertools.groupby(graph.equations, lambda e: not e.bodies):
+            if local:
+                items.append(stage_work(self.directing, list(group), "nothing"))
+            for equation in () if local else group:
+                if isinstance(equation, core.Round):
+                    visits = [self.visit(x, own) for x in equation.exchanges]
+                    for x, visit in zip(equation.exchanges, visits, strict=True):
+                        reads(x.stage.inputs, visit)
+                        holds.update((v, visit) for v in x.kept)
+                    self.number += equation.speaks
+                    items.append(Round(self.number if equation.speaks else None, tuple(visits)))
+                else:
+                    items.append(frame := self.frame(equation, own))
+                    reads((v for v in equation.inputs if is_client(v.at)), frame)
+                    holds.update((v, frame) for v in equation.outputs if is_client(v.at))
+        reads((v for v in graph.outputs if is_client(v.at)), part)
         self.links += [
             Link(at, start, end, Size.of(values)) for (start, end, at), values in carried.items()
         ]
@@ -181,7 +181,7 @@ class _Walk:
         work = stage_work(self.directing, x.stage.equations, "only sends" if up else "only keeps")
         return Visit(x.placement, work, tuple(dict.fromkeys(reads)), down, up)
 
-    def frame(self, loop: Loop, own: dict[Value, str]) -> Frame:
+    def frame(self, loop: Equation, own: dict[Value, str]) -> Frame:
         parts = []
         for i, body in enumerate(loop.bodies):
             outer = _outer(loop, i)
@@ -192,16 +192,16 @@ class _Walk:
             # The part is the edge of its own links, so it must exist before its items do.
             part = Part(label or "", ())
             holds = {v: part for v in body.inputs if is_client(v.at) and v not in inner_own}
-            object.__setattr__(part, "items", self.steps(body, inner_own, dict(holds), part))
+            object.__setattr__(part, "items", self.items(body, inner_own, dict(holds), part))
             parts.append(part)
         label = loop.kind.removesuffix("_call")
         label += f" × {loop.times:,}" if loop.times is not None else ""
         return Frame(label, loop.kind, loop.times, tuple(parts))
 
 
-def _outer(loop: Loop, i: int) -> list[Value | None]:
+def _outer(loop: Equation, i: int) -> list[Value | None]:
     """For each input of a body the value outside that it always is, if there is one."""
-    inputs = loop.equation.inputs
+    inputs = loop.inputs
     return list(inputs) if loop.control is None else loop.control.seen(inputs)[i]
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import jax
 
-from fedgrad.core.graph import Equation
+from fedgrad.core.graph import Equation, Graph, everywhere
 from fedgrad.core.placement import ANYWHERE, SERVER
 from fedgrad.core.primitives import Primitive, inner_jaxprs, jax_primitives, where
-from fedgrad.plan.stages import Steps
 from fedgrad.show.numbers import plural
 
 Function = tuple[str, str]  # its file and its name
@@ -58,11 +57,11 @@ def stage_work(directing: set[Function], equations: Sequence[Equation], nothing:
     return Work(f"{file}:{span}", detail)
 
 
-def directing(steps: Steps) -> set["Function"]:
+def directing(graph: Graph) -> set["Function"]:
     """Functions that name no stage, because they direct several: those that communicate,
     themselves or through what they call, and those that run both at the server and at clients."""
-    found = {f for source in _communication(steps) for f in _functions(source)}
-    stacks = [(at == SERVER, _functions(source)) for at, source in _placed(steps)]
+    found = {f for source in _communication(graph) for f in _functions(source)}
+    stacks = [(at == SERVER, _functions(source)) for at, source in _placed(graph)]
     while True:
         heads = [(side, next((f for f in fs if f not in found), None)) for side, fs in stacks]
         both = {f for side, f in heads if side} & {f for side, f in heads if not side} - {None}
@@ -71,25 +70,21 @@ def directing(steps: Steps) -> set["Function"]:
         found |= {f for f in both if f is not None}
 
 
-def _placed(steps: Steps) -> Iterator[tuple[str, Any]]:
+def _placed(graph: Graph) -> Iterator[tuple[str, Any]]:
     """Where the sources of all equations run."""
-    for step in steps.steps:
-        stages = [(x.placement, x.stage.equations) for x in step.exchanges]
-        for at, equations in [*stages, (SERVER, step.server)]:
+    for part in everywhere(graph):
+        stages = [(x.placement, x.stage.equations) for r in part.rounds for x in r.exchanges]
+        for at, equations in [*stages, (SERVER, part.local)]:
             yield from ((at, e.source) for e in equations if e.at != ANYWHERE)
-        for body in (body for loop in step.loops for body in loop.bodies):
-            yield from _placed(body)
 
 
-def _communication(steps: Steps) -> Iterator[Any]:
+def _communication(graph: Graph) -> Iterator[Any]:
     """The sources of all broadcasts, sums and loops around them."""
-    for step in steps.steps:
-        pairs = [pair for x in step.exchanges for pair in (*x.down, *x.up)]
+    for part in everywhere(graph):
+        exchanges = [x for r in part.rounds for x in r.exchanges]
+        pairs = [pair for x in exchanges for pair in (*x.down, *x.up)]
         yield from (v.origin[1] for _, v in pairs if isinstance(v.origin, tuple))
-        for loop in step.loops:
-            yield loop.equation.source
-            for body in loop.bodies:
-                yield from _communication(body)
+        yield from (loop.source for loop in part.loops)
 
 
 def _functions(source: Any) -> list[Function]:

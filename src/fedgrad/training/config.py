@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.cohort import Population
 from fedgrad.clients.sampling import Clients, Draw
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.core.trace import struct
+from fedgrad.training.course import Course
 from fedgrad.training.log import plain
 
 # May differ between a run and its continuation: how long, and what it runs on.
@@ -24,20 +24,14 @@ FREE = ("rounds", "versions")
 LOOKED_AT = 10_000  # rounds, of a schedule
 
 
-def describe(
-    algorithm: Algorithm,
-    populations: Mapping[str, Clients],
-    state: Any,
-    hyper: Any,
-    draw: Draw,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The run as JSON."""
+def describe(course: Course, state: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The run as JSON. `state` is its first one."""
+    algorithm, hyper, draw = course.algorithm, course.algorithm.hyper, course.draw(1)
     scheduled = {name: _values(s) for name, s in names_of.schedules(hyper).items()}
     return {
         "algorithm": {
             "round": algorithm.round.name,
-            "program": _program(algorithm, populations, state, hyper, draw),
+            "program": _program(course, state, draw),
             "schedules": {name: _digest([_content(v)]) for name, v in scheduled.items()},
         },
         "hyper": {
@@ -46,7 +40,7 @@ def describe(
         },
         "state": leaves(state),
         "first_state": _digest([_content(leaf) for leaf in jax.tree.leaves(state)]),
-        "populations": {name: _population(clients) for name, clients in populations.items()},
+        "populations": {name: _population(clients) for name, clients in course.populations.items()},
         "first_key": _digest([_content(draw.key)]),
         "versions": {name: version(name) for name in ("fedgrad", "jax", "jaxlib", "numpy")},
         **settings,
@@ -77,13 +71,11 @@ def leaves(tree: Any) -> dict[str, str]:
     }
 
 
-def _program(
-    algorithm: Algorithm, populations: Mapping[str, Clients], state: Any, hyper: Any, draw: Draw
-) -> str | None:
+def _program(course: Course, state: Any, draw: Draw) -> str | None:
     """A digest of what the round computes, which names and shapes do not tell: the batch size."""
-    if not all(type(clients) is Population for clients in populations.values()):
+    if not all(type(clients) is Population for clients in course.populations.values()):
         return None
-    program = algorithm.round
+    program, hyper = course.algorithm.round, course.algorithm.hyper
     bound = program.bind((state, hyper, draw.cohorts["cohort"], draw.key), draw.further)
     arguments = read_arguments(program, bound)
     jaxpr, _ = make_jaxpr(

@@ -1,5 +1,7 @@
-"""How good a model is on the examples of all clients."""
+"""How good a model is: what is measured, of whom, and how often."""
 
+import copy
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,53 +12,143 @@ import jax.numpy as jnp
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.sampling import Clients
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.operations import broadcast, sum
 from fedgrad.core.placement import CLIENTS
 from fedgrad.core.program import Executor, Program, program
 
+# (params, batch) -> one number per example
+Metric = Callable[..., Any]
 
-@dataclass(frozen=True)
+
 class Evaluation:
-    """A function of the model, with the clients that it asks. Make one with `fg.evaluation`."""
+    """A function of the model that gives metrics by name, every so many rounds of training.
 
-    program: Program
-    clients: Any
+        fg.Evaluation({"loss": loss, "accuracy": is_right}, clients, every=5)
+        fg.Evaluation(lambda params: {"norm": jnp.linalg.norm(params["w"])}, every=1)
 
-    def __call__(self, params: Any) -> dict[str, jax.Array]:
+    With `clients`: the mean of metrics over all their examples. `metrics` are functions
+    `(params, batch)` that give one number per example, by name. It is a program, in which only sums
+    leave a client; `batch_size` is how many examples a client works on at a time, 100 if nothing is
+    said. Without clients it is a function of the model, whatever that does.
+    """
+
+    def __init__(
+        self,
+        metrics: Mapping[str, Metric] | Callable[[Any], Mapping[str, Any]],
+        clients: Clients | None = None,
+        batch_size: int | None = None,
+        every: int = 10,
+    ) -> None:
+        require_whole("every", every)
+        self.every = every
+        self.program: Program | None = None
+        if clients is None:
+            if not callable(metrics) or batch_size is not None:
+                raise ArgumentError.here(
+                    "fg.Evaluation without clients takes a function of the model, and how often: "
+                    f"got {metrics!r}, batch_size={batch_size}. Give it the clients whose examples "
+                    'count: fg.Evaluation({"loss": loss}, clients).'
+                )
+            self.function = metrics
+            return
+        if not isinstance(metrics, Mapping) or not metrics:
+            raise ArgumentError.here(
+                'fg.Evaluation takes functions by name, such as {"loss": loss}, got '
+                f"{type(metrics).__name__}."
+            )
+        everyone = getattr(clients, "everyone", None)
+        if everyone is None:
+            everyone = clients.sample(jax.random.key(0), len(clients))
+        self.program, self.clients = _means(metrics, batch_size or 100), everyone
+
+    def __call__(self, params: Any) -> Mapping[str, Any]:
         """The metrics of a model."""
-        return self.program(params, self.clients)
+        return self.program(params, self.clients) if self.program else self.function(params)
 
     def on(self, executor: Executor) -> "Evaluation":
         """The same evaluation, run by another executor."""
-        return replace(self, program=self.program.on(executor))
+        if self.program is None:
+            raise ArgumentError.here("Only an evaluation of clients can run on an executor.")
+        return self._with(self.program.on(executor))
 
+    @functools.cached_property
     def side_by_side(self) -> "Evaluation":
         """The evaluation of many models at once, stacked along a leading axis."""
         one = self.program
+        if one is None:
+            return self
 
         @program(clients=CLIENTS)
         def evaluate_each(params: Any, clients: Any) -> Any:
             return jax.vmap(lambda p: one(p, clients))(params)
 
-        return replace(self, program=replace(evaluate_each, executor=one.executor))
+        return self._with(replace(evaluate_each, executor=one.executor))
+
+    def _with(self, program: Program) -> "Evaluation":
+        found = copy.copy(self)
+        found.__dict__.pop("side_by_side", None)
+        found.program = program
+        return found
 
 
-def evaluation(
-    metrics: Mapping[str, Callable[..., Any]], population: Clients, batch_size: int = 100
-) -> Evaluation:
-    """The mean of metrics over all examples of all clients of a population.
+# What fit takes: an evaluation or a function of the model, or several by name.
+Evaluate = Evaluation | Callable[[Any], Mapping[str, Any]]
 
-    `metrics`: functions `(params, batch)` that give one number per example, by name, such as
-    `{"loss": loss, "accuracy": lambda params, batch: predict(params, batch["x"]) == batch["y"]}`.
-    Only their sums leave a client. `batch_size` is how many examples a client works on at a time.
-    """
-    if not isinstance(metrics, Mapping) or not metrics:
-        raise ArgumentError.here(
-            'fg.evaluation takes functions by name, such as {"loss": loss}, got '
-            f"{type(metrics).__name__}."
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Those of a run by name; one that was given without a name has the name ""."""
+
+    by_name: Mapping[str, Evaluation]
+
+    @staticmethod
+    def of(given: Evaluate | Mapping[str, Evaluate] | None) -> "Evaluations":
+        """What the user gave, checked."""
+        named = given if isinstance(given, Mapping) else {} if given is None else {"": given}
+        for one in named.values():
+            if not callable(one):
+                raise ArgumentError.here(
+                    f"evaluate= takes a function of the model, or several by name, got {one!r}. "
+                    "See fg.Evaluation."
+                )
+        return Evaluations(
+            {n: e if isinstance(e, Evaluation) else Evaluation(e) for n, e in named.items()}
         )
 
+    def like(self, algorithm: Program, stacked: bool) -> "Evaluations":
+        """Where the algorithm runs, unless they were put elsewhere; of models side by side."""
+
+        def prepared(one: Evaluation) -> Evaluation:
+            if one.program and algorithm.executor and not one.program.executor:
+                one = one.on(algorithm.executor)
+            return one.side_by_side if stacked else one
+
+        return Evaluations({name: prepared(one) for name, one in self.by_name.items()})
+
+    def due(self, round: int, last: bool = False) -> "Evaluations":
+        """Those of this round: all of them, if it is the last one."""
+        return Evaluations({n: e for n, e in self.by_name.items() if last or not round % e.every})
+
+    def missed(self, round: int) -> "Evaluations":
+        """Those that are not due in this round."""
+        return Evaluations({n: e for n, e in self.by_name.items() if round % e.every})
+
+    def __call__(self, params: Any) -> dict[str, Any]:
+        """The metrics of a model, by the name of the evaluation where they have one."""
+        found: dict[str, Any] = {}
+        for name, evaluation in self.by_name.items():
+            metrics = evaluation(params)
+            if not isinstance(metrics, Mapping):
+                raise ArgumentError.here(
+                    f"evaluate={name or ''} gave {type(metrics).__name__}. Give metrics by name, "
+                    'such as {"loss": ...}.'
+                )
+            found |= {name: metrics} if name else metrics
+        return found
+
+
+def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
     @program(clients=CLIENTS)
     def evaluate(params: Any, clients: Any) -> dict[str, jax.Array]:
         examples = clients if isinstance(clients, Examples) else Examples.of(clients)
@@ -73,13 +165,10 @@ def evaluation(
         count = sum(examples.count)
         return {name: total / count.astype(total.dtype) for name, total in totals.items()}
 
-    everyone = getattr(population, "everyone", None)
-    if everyone is None:
-        everyone = population.sample(jax.random.key(0), len(population))
-    return Evaluation(evaluate, everyone)
+    return evaluate
 
 
-def _total(metric: Callable[..., Any], params: Any, batch: Any, mask: jax.Array) -> jax.Array:
+def _total(metric: Metric, params: Any, batch: Any, mask: jax.Array) -> jax.Array:
     # What is random in training (dropout) is drawn the same way in every evaluation.
     key = jax.random.key(0) if takes_key(metric) else None
     values = per_example(metric, params, batch, key)

@@ -10,7 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,64 +18,41 @@ import numpy as np
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.core.errors import ArgumentError, caller
+from fedgrad.training.evaluation import Evaluations
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
-from fedgrad.training.progress import Display
-from fedgrad.training.stopping import Stop
+from fedgrad.training.progress import Display, Silent
+from fedgrad.training.run_folder import Keeping
+from fedgrad.training.stopping import Callback, Stop
 
 # How many rounds are started before the results of one are awaited: at least and at most, and so
 # that results are not older than this, nor more bytes of states kept than these. Without a limit,
 # XLA can block itself on several CPU devices, with about 30 programs with collectives in line.
 AHEAD, SECONDS, BYTES = (2, 8), 0.1, 64 * 2**20
 
-# (round, state, metrics) -> whether to stop
-Callback = Callable[[int, Any, dict[str, Any]], Any]
-
 
 @dataclass(frozen=True)
-class Point:
-    """How far a run is: the state after a round."""
+class Played:
+    """A round, the state after it, and its metrics, which may not be there yet."""
 
     round: int
     state: Any
-
-
-@dataclass(frozen=True)
-class Started:
-    """A round whose results may not be there yet."""
-
-    round: int
-    state: Any
-    metrics: Any
-
-
-class Folder(Protocol):
-    """Where a run is kept."""
-
-    def write(self, round: int, metrics: dict[str, Any]) -> None:
-        """Log a round."""
-        ...
-
-    def save_if_due(self, loop: "Loop") -> None:
-        """Save a checkpoint, if it is time to."""
-        ...
+    metrics: Any = None
 
 
 @dataclass
 class Loop:
-    """Runs rounds from where it is, `at`, to the last one."""
+    """Plays rounds from where it is, `at`, to the last one."""
 
-    at: Point
+    play: Callable[[int, Any], tuple[Any, Any]]  # (round, state) -> (state, metrics)
+    at: Played
     rounds: int
-    history: History
-    step: Callable[[int, Any], tuple[Any, Any]]  # (round, state) -> (state, metrics)
-    evaluate: Callable[[Any], dict[str, Any]] | None  # of the model
-    eval_every: int
-    callbacks: Sequence[Callback]
-    stops: Sequence[Stop]
-    folder: "Folder | None"
-    display: Display
-    interrupts: Interrupts
+    history: History = field(default_factory=History)
+    evaluations: Evaluations = field(default_factory=lambda: Evaluations({}))
+    callbacks: Sequence[Callback] = ()
+    kept: Keeping | None = None
+    display: Display = field(default_factory=Silent)
+    interrupts: Interrupts = field(default_factory=Interrupts)
     stopped: str | None = None
     warned: bool = False
     ahead: int = field(default_factory=lambda: AHEAD[0])
@@ -83,23 +60,34 @@ class Loop:
     names: dict[Any, list[str]] = field(default_factory=dict)  # of metrics, by their structure
 
     def run(self) -> None:
-        """All rounds that are left, or until somebody asks to stop."""
+        """All rounds that are left, or until somebody asks to stop. What there is gets saved."""
+        try:
+            self._play()
+        except BaseException as error:
+            if self.kept is not None:
+                self.kept.rescue(self.at.round, self.at.state, self.history, error)
+            raise
+        if self.kept is not None:
+            self.kept.save(self.at.round, self.at.state, self.history)
+
+    def _play(self) -> None:
         self.stopped = self._reason()  # a run that had stopped stays so when it is resumed
         if self.stopped:
             return
-        started: deque[Started] = deque()
+        started: deque[Played] = deque()
         state, first = self.at.state, self.at.round + 1
         for round in range(first, self.rounds + 1):
-            state, metrics = self.step(round, state)
+            state, metrics = self.play(round, state)
             if not isinstance(metrics, Mapping):
                 raise ArgumentError.here(
                     f"A round gives (state, metrics); its metrics are {type(metrics).__name__}. "
                     'Give them by name, such as {"loss": ...}.'
                 )
-            if self.evaluate and (round % self.eval_every == 0 or round == self.rounds):
-                metrics = {**metrics, "eval": self.evaluate(state.params)}
+            due = self.evaluations.due(round, last=round == self.rounds)
+            if due.by_name:
+                metrics = {**metrics, "eval": due(state.params)}
             _send_home(metrics)
-            started.append(Started(round, state, metrics))
+            started.append(Played(round, state, metrics))
             if round == first or len(started) > self.ahead:  # the first one compiles
                 # Half of them at once: the other half keeps devices busy, and doing the same for
                 # several rounds in a row is quicker than waking up for each.
@@ -111,7 +99,7 @@ class Loop:
         jax.block_until_ready([one.metrics for one in started])
         self._settle_ready(started)
 
-    def _settle_ready(self, started: "deque[Started]") -> bool:
+    def _settle_ready(self, started: deque[Played]) -> bool:
         """Tell everybody about the rounds that are over. Whether to stop."""
         ready = list(itertools.takewhile(lambda one: _is_ready(one.metrics), started))
         if not ready:
@@ -125,26 +113,26 @@ class Loop:
                 return True
         return False
 
-    def _settle(self, one: "Started", seconds: float) -> bool:
+    def _settle(self, one: Played, seconds: float) -> bool:
         found = self._fetch(one.metrics)
         found["seconds"] = np.asarray(seconds)
         self.history.record(one.round, found)
-        self.at = Point(one.round, one.state)
+        self.at = one
         told = _plain(found)
         try:
             self._warn(one.round, told)
-            asked = [name for name, c in _named(self.callbacks) if c(one.round, one.state, told)]
-            self.stopped = self._reason() or (f"{asked[0]} asked for it" if asked else None)
-            if self.stopped and self.evaluate and "eval" not in one.metrics:
-                late = self._fetch({"eval": self.evaluate(one.state.params)})
+            asked = [_asks(c, one, told) for c in self.callbacks if not isinstance(c, Stop)]
+            self.stopped = self._reason() or next(filter(None, asked), None)
+            if self.stopped and one.round < self.rounds:
+                late = self._fetch({"eval": self.evaluations.missed(one.round)(one.state.params)})
                 self.history.record(one.round, late)
                 told |= _plain(late)
         finally:
-            if self.folder is not None:
-                self.folder.write(one.round, told)
+            if self.kept is not None:
+                self.kept.write(one.round, told)
         self.display.show(one.round, told)
-        if self.folder is not None:
-            self.folder.save_if_due(self)
+        if self.kept is not None:
+            self.kept.save_if_due(one.round, one.state, self.history)
         self.interrupts.survived()
         return self.stopped is not None
 
@@ -157,10 +145,8 @@ class Loop:
         }
 
     def _reason(self) -> str | None:
-        if not self.history:
-            return None
-        reasons = [(name, stop(self.history)) for name, stop in _named(self.stops)]
-        return next((r if isinstance(r, str) else name for name, r in reasons if r), None)
+        stops = [c for c in self.callbacks if isinstance(c, Stop)] if self.history else []
+        return next(filter(None, (stop.reason(self.history) for stop in stops)), None)
 
     def _warn(self, round: int, metrics: Mapping[str, Any]) -> None:
         # An algorithm that rejects such rounds says so itself.
@@ -175,14 +161,17 @@ class Loop:
         )
         warnings.warn(
             f"{caller()}: The loss of round {round} is not finite{trials}. A smaller learning "
-            "rate may help; stop=fg.non_finite() ends such a run.",
+            "rate may help; callbacks=[fg.non_finite()] ends such a run.",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
-def _named(functions: Sequence[Callable[..., Any]]) -> list[tuple[str, Callable[..., Any]]]:
-    return [(getattr(f, "__name__", type(f).__name__), f) for f in functions]
+def _asks(callback: Callable[..., Any], one: Played, metrics: dict[str, Any]) -> str | None:
+    """Why a callback wants to stop, if it does."""
+    found = callback(one.round, one.state, metrics)
+    name = getattr(callback, "__name__", type(callback).__name__)
+    return found if isinstance(found, str) else f"{name} asked for it" if found else None
 
 
 def _ahead(seconds: float, state: Any) -> int:

@@ -3,88 +3,121 @@
 import json
 import os
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.training import checkpoint
 from fedgrad.training.checkpoint import Checkpoint
-from fedgrad.training.files import make_folder, write_whole
+from fedgrad.training.files import RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History
 from fedgrad.training.log import Log
-from fedgrad.training.loop import Loop, Point
 
 CHECKPOINT_SECONDS = 30.0
 SHARE = 50  # saving may take one part in so many of the time
 
 
+@dataclass(frozen=True)
 class RunFolder:
-    """The files of one run. Of several processes only the first one writes."""
+    """Where a run is kept, and how. Make one with `fg.run_folder`."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], config: dict[str, Any], every: int | None
-    ) -> None:
-        try:
-            # As it will be read: tuples are lists in JSON.
-            self.config = json.loads(json.dumps(config))
-        except TypeError as error:
-            raise ArgumentError.here(f"config= is written as JSON: {error}.") from None
-        self.path, self.every = make_folder(path), every
+    path: Path
+    every: int | None = None
+    resume: bool = True
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_folder(
+    path: str | os.PathLike[str],
+    *,
+    every: int | None = None,
+    resume: bool = True,
+    config: Mapping[str, Any] = {},
+) -> RunFolder:
+    """A folder for config.json, history.jsonl and the checkpoint of a run: `fg.fit(..., out=)`.
+
+    The checkpoint is written every so many rounds (by default about twice a minute), at the end,
+    and when training is interrupted. With `resume`, a run that finds its own checkpoint there goes
+    on from it, and ends exactly as if it had never been interrupted. `config` is written into
+    config.json too.
+    """
+    if every is not None:
+        require_whole("every", every)
+    try:
+        json.dumps(config)
+    except TypeError as error:
+        raise ArgumentError.here(f"config= is written as JSON: {error}.") from None
+    return RunFolder(Path(path), every, resume, dict(config))
+
+
+class Keeping:
+    """A run that is being kept. Of several processes only the first one writes."""
+
+    def __init__(self, folder: RunFolder, config: dict[str, Any]) -> None:
+        self.config = json.loads(json.dumps(config))  # as it will be read: tuples are lists
+        self.path, self.folder = make_folder(folder.path), folder
         self.writes = jax.process_index() == 0
         self.saved, self.due = -1, time.monotonic() + CHECKPOINT_SECONDS
         self.log: Log | None = None
 
-    def load(self, template: Any) -> Checkpoint | None:
-        """The run as it was left, if it was. `template` is its first state."""
-        found = checkpoint.load(self.path, template, self.config)
-        self.saved = found.round if found else -1
-        return found
+    def begin(self, state: Any, rounds: int) -> Checkpoint:
+        """Where to go on: at the first state, or where the run was left.
 
-    def begin(self, at: Point, history: History) -> None:
-        """Say what this run is, and find out now whether the folder can be written."""
+        Say what this run is, and find out now whether the folder can be written.
+        """
+        at = Checkpoint(0, state, History(), self.config)
+        found = checkpoint.load(self.path, state, self.config) if self.folder.resume else None
+        if found is not None:
+            self.saved, at = found.round, found
+        if at.round > rounds:
+            raise RunFolderError.here(
+                f"{self.path} has {at.round} rounds already, which is more than rounds={rounds}. "
+                "Ask for more, or choose another folder, or give resume=False to fg.run_folder."
+            )
         if self.writes:
             text = json.dumps(self.config, indent=1) + "\n"
             write_whole(self.path / "config.json", text.encode())
-            self.log = Log(self.path / "history.jsonl", history)
-            self._save(at, history)
+            self.log = Log(self.path / "history.jsonl", at.history)
+            self.save(at.round, at.state, at.history)
+        return at
 
     def write(self, round: int, metrics: dict[str, Any]) -> None:
         """Log a round."""
         if self.log is not None:
             self.log.write(round, metrics)
 
-    def save_if_due(self, loop: Loop) -> None:
+    def save_if_due(self, round: int, state: Any, history: History) -> None:
         """Save every so many rounds, or every now and then."""
-        now = time.monotonic() >= self.due
-        if now if self.every is None else loop.at.round % self.every == 0:
-            self.save(loop)
+        every = self.folder.every
+        if time.monotonic() >= self.due if every is None else round % every == 0:
+            self.save(round, state, history)
 
-    def save(self, loop: Loop) -> None:
+    def save(self, round: int, state: Any, history: History) -> None:
         """Save the last round that is complete."""
-        self._save(loop.at, loop.history.until(loop.at.round))
+        if not self.writes or self.saved == round:
+            return
+        start = time.monotonic()
+        checkpoint.save(self.path, Checkpoint(round, state, history.until(round), self.config))
+        self.saved, end = round, time.monotonic()
+        self.due = end + max(CHECKPOINT_SECONDS, SHARE * (end - start))
 
-    def rescue(self, loop: Loop, error: BaseException) -> None:
+    def rescue(self, round: int, state: Any, history: History, error: BaseException) -> None:
         """Save what there is after an error, which stays the one that is raised."""
         try:
-            self.save(loop)
+            self.save(round, state, history)
         except Exception as second:
             if str(second) != str(error):
                 error.add_note(str(second))
         else:
             error.add_note(
-                f"Round {loop.at.round} is saved in {self.path}: run it again to go on from there."
+                f"Round {round} is saved in {self.path}: run it again to go on from there."
             )
 
     def close(self) -> None:
         """Close the log."""
         if self.log is not None:
             self.log.close()
-
-    def _save(self, at: Point, history: History) -> None:
-        if not self.writes or self.saved == at.round:
-            return
-        start = time.monotonic()
-        checkpoint.save(self.path, Checkpoint(at.round, at.state, history, self.config))
-        self.saved, end = at.round, time.monotonic()
-        self.due = end + max(CHECKPOINT_SECONDS, SHARE * (end - start))

@@ -3,6 +3,7 @@
 Trials run side by side, as many at once as fit into memory, on the same clients in the same order.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,11 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.side_by_side import side_by_side
-from fedgrad.clients.sampling import Clients, Draw, cohort_sizes, draws
-from fedgrad.core.errors import ArgumentError, nearest
-from fedgrad.core.program import Executor
-from fedgrad.training.evaluation import Evaluation
+from fedgrad.clients.sampling import Clients
+from fedgrad.core.errors import ArgumentError, nearest, require_whole
+from fedgrad.training.course import Course
+from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
+from fedgrad.training.loop import Loop, Played
 from fedgrad.training.progress import display
 
 TOGETHER = 256 * 2**20  # bytes of state that trials may have together
@@ -59,105 +61,97 @@ class Search:
         return float(self.scores[self.best])
 
 
+@dataclass(frozen=True)
+class Trials:
+    """How many trials there are, and who goes on.
+
+    The best has the lowest `objective` (a metric of the evaluation), or with `maximize` the
+    highest. With `rungs`, that is successive halving: at each rung but the last only the best
+    `keep` of them go on (a third, if nothing is said), and it is 1 / `keep` times as long as the
+    one before.
+    """
+
+    number: int
+    objective: str = "loss"
+    maximize: bool = False
+    rungs: int = 1
+    keep: float | None = None
+
+    def __post_init__(self) -> None:
+        require_whole("trials", self.number)
+        require_whole("rungs", self.rungs)
+        if self.keep is not None and (self.rungs == 1 or not 0 < self.keep < 1):
+            raise ArgumentError.here(
+                f"fg.Trials(rungs={self.rungs!r}, keep={self.keep!r}): keep a part between 0 and 1 "
+                "of the trials, at each of several rungs."
+            )
+
+    def ends(self, rounds: int) -> list[int]:
+        """For how long the trials are trained that reach each of the rungs."""
+        return [
+            max(1, round(rounds * self.part ** (self.rungs - 1 - i))) for i in range(self.rungs)
+        ]
+
+    @property
+    def part(self) -> float:
+        """Of the trials at a rung, those that go on."""
+        return 1 / 3 if self.keep is None else self.keep
+
+    def best(self, scores: np.ndarray) -> np.ndarray:
+        """The trials from the best to the worst; what diverged comes last, whatever is wanted."""
+        signed = -scores if self.maximize else scores
+        return np.argsort(np.where(np.isfinite(scores), signed, np.inf))
+
+
 def random_search(
     algorithm: Algorithm,
-    population: Clients,
+    clients: Clients,
     space: Mapping[str, Range],
     *,
-    trials: int,
+    trials: int | Trials,
+    params: Any,
     rounds: int,
-    eval: Evaluation | Callable[[Any], Mapping[str, Any]],
-    objective: str = "loss",
-    maximise: bool = False,
-    **options: Any,
+    cohort_size: int,
+    key: jax.Array,
+    evaluate: Evaluate,
+    progress: Any = True,
 ) -> Search:
     """Train with hyperparameters drawn at random, and keep the best.
 
     `space`: what is drawn, by dotted name, `{"server.learning_rate": fg.log_uniform(1e-3, 10)}`.
-    `objective`: the metric of `eval` that is minimised, or maximised. `options`: `params`,
-    `cohort_size`, `key`, `executor` and `progress`, as for `fg.fit`.
+    `trials`: how many; `fg.Trials` says what is best, and gives up on bad ones early. `rounds` is
+    how long the last ones are trained. The others are as for `fg.fit`; `evaluate` is asked at the
+    end, and at each rung.
     """
-    return _search(
-        algorithm, population, space, trials, [rounds], 1.0, eval, objective, maximise, **options
-    )
-
-
-def successive_halving(
-    algorithm: Algorithm,
-    population: Clients,
-    space: Mapping[str, Range],
-    *,
-    trials: int,
-    rounds: int,
-    rungs: int = 3,
-    keep: float = 1 / 3,
-    eval: Evaluation | Callable[[Any], Mapping[str, Any]],
-    objective: str = "loss",
-    maximise: bool = False,
-    **options: Any,
-) -> Search:
-    """Random search that gives up on bad trials: at each rung only the best `keep` of them go on.
-
-    `rounds` is how long the last ones are trained; each rung is 1 / `keep` times as long as the one
-    before.
-    """
-    if not 0 < keep < 1 or not isinstance(rungs, int) or rungs < 1:
-        raise ArgumentError.here(
-            f"successive_halving(rungs={rungs!r}, keep={keep!r}): give at least one rung, and keep "
-            "a part between 0 and 1 of the trials."
-        )
-    ends = [max(1, round(rounds * keep ** (rungs - 1 - i))) for i in range(rungs)]
-    return _search(
-        algorithm, population, space, trials, ends, keep, eval, objective, maximise, **options
-    )
-
-
-def _search(
-    algorithm: Algorithm,
-    population: Clients,
-    space: Mapping[str, Range],
-    trials: int,
-    ends: list[int],
-    keep: float,
-    eval: Any,
-    objective: str,
-    maximise: bool,
-    *,
-    params: Any,
-    cohort_size: int,
-    key: jax.Array,
-    executor: Executor | None = None,
-    progress: Any = True,
-) -> Search:
-    tried = _drawn(algorithm, space, trials, key)
-    populations = {"cohort": population} | {
-        name: population if other is None else other for name, other in algorithm.cohorts.items()
-    }
-    sizes = cohort_sizes(populations, cohort_size)
-    draw = draws(populations, sizes, key)
+    require_whole("rounds", rounds)
+    wanted = trials if isinstance(trials, Trials) else Trials(trials)
+    tried = _drawn(algorithm, space, wanted.number, key)
     together = side_by_side(algorithm, names_of.replace(algorithm.hyper, tried))
-    play = together.round if executor is None else together.round.on(executor)
-    if isinstance(eval, Evaluation) and executor is not None:
-        eval = eval.on(executor)
-
-    alive = np.arange(trials)
-    scores, trained = np.full(trials, np.nan), np.zeros(trials, int)
+    course = Course.of(together, clients, cohort_size, key)
+    evaluations = Evaluations.of({"": evaluate}).like(algorithm.round, stacked=False)
+    ends = wanted.ends(rounds)
+    alive = np.arange(wanted.number)
+    scores, trained = np.full(len(alive), np.nan), np.zeros(len(alive), int)
     state = together.init(params)
-    size = max(1, int(TOGETHER // max(1, _bytes(state) // trials)))
-    shown = display(progress, 0, ends[-1], sum(sizes.values()) * trials)
+    size = max(1, int(TOGETHER // max(1, _bytes(state) // len(alive))))
+    shown = display(progress, 0, rounds, course.clients * len(alive))
     try:
         for begin, end in zip([0, *ends], ends, strict=False):
             hyper = names_of.replace(algorithm.hyper, {n: v[alive] for n, v in tried.items()})
             parts = []
             for some in np.array_split(np.arange(len(alive)), -(-len(alive) // size)):
-                part = _take(state, some), _take(hyper, some)
-                parts.append(_train(play, *part, draw, begin, end, shown.show))
+                part = _take(hyper, some)
+                play = functools.partial(course.play, hyper=part)
+                loop = Loop(
+                    play, Played(begin, _take(state, some)), end, display=shown, warned=True
+                )
+                loop.run()
+                parts.append(loop.at.state)
             state = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-            found = _scores(eval, state.params, objective, len(alive))
+            found = _scores(evaluations.by_name[""], state.params, wanted.objective, len(alive))
             scores[alive], trained[alive] = found, end
-            # What diverged comes last, whatever is wanted.
-            order = np.argsort(np.where(np.isfinite(found), -found if maximise else found, np.inf))
-            left = order[: 1 if end == ends[-1] else max(1, round(len(order) * keep))]
+            order = wanted.best(found)
+            left = order[: 1 if end == ends[-1] else max(1, round(len(order) * wanted.part))]
             alive, state = alive[left], _take(state, left)
     finally:
         shown.close()
@@ -176,9 +170,9 @@ def _search(
 def _drawn(
     algorithm: Algorithm, space: Mapping[str, Range], trials: int, key: jax.Array
 ) -> dict[str, jax.Array]:
-    if not isinstance(trials, int) or trials < 1 or not space:
+    if not space:
         raise ArgumentError.here(
-            f"A search needs trials, got {trials!r}, and something to try, got {list(space)!r}: "
+            "A search needs something to try: "
             'space={"server.learning_rate": fg.log_uniform(1e-3, 10)}.'
         )
     known = list(names_of.paths(algorithm.hyper))
@@ -191,31 +185,15 @@ def _drawn(
     return {name: space[name](k, trials) for name, k in zip(sorted(space), keys, strict=True)}
 
 
-def _train(
-    play: Callable[..., Any],
-    state: Any,
-    hyper: Any,
-    draw: Callable[[int], Draw],
-    begin: int,
-    end: int,
-    show: Callable[[int, Mapping[str, Any]], None],
-) -> Any:
-    for round in range(begin + 1, end + 1):
-        drawn = draw(round)
-        state, metrics = play(state, hyper, drawn.cohorts["cohort"], drawn.key, **drawn.further)
-        show(round, {"loss": np.nanmin(np.asarray(metrics["loss"]))} if "loss" in metrics else {})
-    return state
-
-
-def _scores(eval: Any, models: Any, objective: str, trials: int) -> np.ndarray:
-    if isinstance(eval, Evaluation):
-        found: Mapping[str, Any] = eval.side_by_side()(models)
+def _scores(evaluation: Evaluation, models: Any, objective: str, trials: int) -> np.ndarray:
+    if evaluation.program is not None:
+        found = evaluation.side_by_side(models)
     else:
-        each = [eval(_take(models, np.int32(i))) for i in range(trials)]
+        each = [evaluation(_take(models, np.int32(i))) for i in range(trials)]
         found = {name: np.array([one[name] for one in each]) for name in each[0]}
     if objective not in found:
         raise ArgumentError.here(
-            f"eval= gives no metric {objective!r}." + nearest(objective, list(found))
+            f"evaluate= gives no metric {objective!r}." + nearest(objective, list(found))
         )
     return np.asarray(found[objective], float)
 

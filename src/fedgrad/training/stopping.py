@@ -1,88 +1,86 @@
-"""When to end before the last round: functions of the history."""
+"""What may end training before the last round: callbacks, and those that read the history."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, nearest, require_whole
 from fedgrad.training.history import History
-
-# Why training should end now, or nothing. It sees the past only through the history, so a run that
-# is resumed stops where it would have stopped.
-Stop = Callable[[History], str | bool | None]
 
 
 @dataclass(frozen=True)
-class EarlyStop:
-    """See `early_stop`."""
+class Stop:
+    """A callback that judges by a metric alone: its values so far give a reason to end, or none.
+
+    So a run that is resumed stops where it would have stopped, and one that has stopped stays so.
+    `fg.Stop("loss", lambda values: values[-1] < 0.1 and "good enough")`
+    """
 
     metric: str
-    patience: int
-    improvement: float
-    maximise: bool
+    judge: Callable[[np.ndarray], str | bool | None]
 
-    def __call__(self, history: History) -> str | None:
-        """Why to stop, or None."""
-        if not _taken(self.metric, history) or len(history[self.metric]) <= self.patience:
-            return None
-        sign = -1 if self.maximise else 1
-        values = sign * history[self.metric]
-        values = np.where(np.isnan(values), np.inf, values)  # no improvement
-        recent, before = values[-self.patience :], values[: -self.patience]
-        if np.any(recent.min(0) < before.min(0) - self.improvement):
-            return None
-        best = sign * values.min()
-        return f"{self.metric} has not improved {self.patience} times in a row; best {best:.6g}"
+    def reason(self, history: History) -> str | None:
+        """Why training should end now, or None."""
+        evaluated = self.metric.startswith("eval.")
+        if evaluated and not history.under(self.metric.rpartition(".")[0]):
+            return None  # evaluations come later than the first round
+        values = history[self.metric]  # an error, if there is no such metric
+        found = self.judge(values) if len(values) else None
+        return found if isinstance(found, str) else f"{self.metric} asked for it" if found else None
+
+
+# (round, state, metrics) -> whether to stop, or why
+Callback = Callable[[int, Any, dict[str, Any]], Any] | Stop
 
 
 def early_stop(
-    metric: str = "loss", patience: int = 20, improvement: float = 0.0, maximise: bool = False
-) -> EarlyStop:
-    """End training when a metric has not become better (lower, or higher if `maximise`) by more
+    metric: str = "loss", patience: int = 20, improvement: float = 0.0, maximize: bool = False
+) -> Stop:
+    """End training when a metric has not become better (lower, or higher if `maximize`) by more
     than `improvement` for the last `patience` times that it was taken.
 
-    `fg.fit(..., stop=fg.early_stop("eval.test.loss", patience=5))`. Trials side by side end when
-    none of them improves.
+    `fg.fit(..., callbacks=[fg.early_stop("eval.test.loss", patience=5)])`. Trials side by side end
+    when none of them improves.
     """
-    if not isinstance(patience, int) or patience < 1:
-        raise ArgumentError.here(
-            f"patience={patience!r}: give a whole number of at least 1, how often the metric may "
-            "fail to improve."
-        )
-    return EarlyStop(metric, patience, improvement, maximise)
+    require_whole("patience", patience)
+    sign = -1 if maximize else 1
 
-
-@dataclass(frozen=True)
-class NonFinite:
-    """See `non_finite`."""
-
-    metric: str
-
-    def __call__(self, history: History) -> str | None:
-        """Why to stop, or None."""
-        if not _taken(self.metric, history) or np.isfinite(history[self.metric][-1]).any():
+    def judge(values: np.ndarray) -> str | None:
+        values = np.where(np.isnan(values), np.inf, sign * values)  # no improvement
+        recent, before = values[-patience:], values[:-patience]
+        if not len(before) or np.any(recent.min(0) < before.min(0) - improvement):
             return None
-        return f"{self.metric} is not finite"
+        return (
+            f"{metric} has not improved {patience} times in a row; best {sign * values.min():.6g}"
+        )
+
+    return Stop(metric, judge)
 
 
-def non_finite(metric: str = "loss") -> NonFinite:
+def non_finite(metric: str = "loss") -> Stop:
     """End training when a metric is not finite; of trials side by side, when none is."""
-    return NonFinite(metric)
+    return Stop(metric, lambda v: None if np.isfinite(v[-1]).any() else f"{metric} is not finite")
 
 
-def _taken(metric: str, history: History) -> bool:
-    """Whether there is something to look at yet; evaluations come later than the first round."""
-    if metric.startswith("eval.") and not history.under("eval"):
-        return False
-    return len(history[metric]) > 0  # an error, if there is no such metric
+def check_callbacks(callbacks: Sequence[Callback], evaluations: Iterable[str]) -> None:
+    """Refuse what cannot be called, and what waits for an evaluation that never happens.
 
-
-def check_stops(stops: Sequence[Stop], evaluated: bool) -> None:
-    """Nobody waits for an evaluation that never happens."""
-    for stop in stops:
-        metric = getattr(stop, "metric", "")
-        if metric.startswith("eval.") and not evaluated:
+    `evaluations`: the names of those that there are, "" for one without a name.
+    """
+    known = list(evaluations)
+    for callback in callbacks:
+        if not callable(callback) and not isinstance(callback, Stop):
             raise ArgumentError.here(
-                f"stop= looks at {metric!r}, but nothing is evaluated. Give fg.fit an eval=."
+                "callbacks= takes functions of (round, state, metrics), and fg.early_stop and its "
+                f"like, got {callback!r}."
+            )
+        kind, _, rest = getattr(callback, "metric", "").partition(".")
+        name = rest.partition(".")[0]
+        if kind == "eval" and "" not in known and name not in known:
+            missing = f"there is no evaluation {name!r}." + nearest(name, known)
+            raise ArgumentError.here(
+                f"A callback looks at {kind}.{rest}, but "
+                + (missing if known else "nothing is evaluated. Give fg.fit evaluate=.")
             )

@@ -1,6 +1,5 @@
 """Train with q fixed and learned, on several data sets."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +43,10 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     for seed in range(settings.seeds):
         chosen = {"alpha": settings.alpha, "beta": settings.beta, "clients": settings.clients}
         task = fg.tasks.task("synthetic", seed=seed, **chosen)
-        evaluations = _evaluations(task)
+        evaluations = {
+            "train": fg.Evaluation({"loss": task.loss}, task.train, every=settings.eval_every),
+            "test": fg.Evaluation(task.metrics, task.test, every=settings.eval_every),
+        }
         histories = []
         for kind, algorithm in algorithms(settings, task.loss).items():
             announce(progress, f"seed {seed + 1} of {settings.seeds}: q {kind}, from 1 and from 0")
@@ -57,8 +59,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
                 rounds=settings.rounds,
                 cohort_size=settings.cohort_size,
                 key=key,
-                eval=evaluations,
-                eval_every=settings.eval_every,
+                evaluate=evaluations,
                 out=out / "runs" / f"seed-{seed}-{kind}",
                 progress=progress,
             )
@@ -98,14 +99,6 @@ def algorithms(settings: Settings, loss: Any) -> dict[str, fg.Algorithm]:
         "fixed": fixed,
         **{s: fg.self_tuning(fixed, ["weight_exponent"], adam, s) for s in SCHEDULES},
     }
-
-
-def _evaluations(task: fg.tasks.Task) -> dict[str, Callable[[Any], Any]]:
-    """Of both starts at once; one pair of programs for all algorithms, so that it is compiled
-    once."""
-    train = fg.evaluation({"loss": task.loss}, task.train).side_by_side()
-    test = fg.evaluation(dict(task.metrics), task.test).side_by_side()
-    return {"train": lambda params: train(params), "test": lambda params: test(params)}
 
 
 def _curves(histories: list[fg.History], metric: str) -> np.ndarray:

@@ -59,8 +59,8 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     for on in settings.tasks:
         task = fg.tasks.task(on.name, **on.options)
         evaluations = {
-            "train": fg.evaluation({"loss": task.loss}, task.train),
-            "test": fg.evaluation(dict(task.metrics), task.test),
+            "train": fg.Evaluation({"loss": task.loss}, task.train, every=settings.eval_every),
+            "test": fg.Evaluation(task.metrics, task.test, every=settings.eval_every),
         }
         for kind, algorithm in algorithms(settings, task).items():
             fitting = _Fitting(task, on, settings, evaluations)
@@ -182,8 +182,7 @@ class _Fitting:
                 rounds=self.settings.rounds,
                 cohort_size=self.on.cohort_size,
                 key=start,
-                eval=self.evaluations,
-                eval_every=self.settings.eval_every,
+                evaluate=self.evaluations,
                 out=folder,
                 progress=progress,
             ).history

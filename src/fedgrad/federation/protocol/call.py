@@ -8,17 +8,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.graph import read
+from fedgrad.core.graph import Equation, Exchange, Graph, Round
 from fedgrad.core.placement import is_client
 from fedgrad.executors.clients import wide
-from fedgrad.executors.walk import Env, InPython
+from fedgrad.executors.walk import InPython
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.messages import Messages, Work
 from fedgrad.federation.protocol.prepared import Prepared
 from fedgrad.federation.protocol.sources import DECIDED
 from fedgrad.federation.protocol.stage_program import StageProgram
 from fedgrad.federation.protocol.values import Place, Remote, Versions, constant, stacked
-from fedgrad.plan.stages import Exchange, Step, Steps
 
 
 class Call(InPython):
@@ -30,17 +29,25 @@ class Call(InPython):
         self.programs: dict[int, dict[Exchange, StageProgram]] = {}  # by client, if they differ
         self.name, self.count = uuid.uuid4().hex, 0
         self.at: tuple[int, ...] = ()  # the iterations of the loops that we are in
-        self.waiting: list[tuple[Work, Exchange, Env]] = []
+        self.waiting: list[Work] = []  # what needs no message waits until there is one
 
-    def exchanges(self, step: Step, env: Env) -> None:
-        """All exchanges of a step are one message."""
-        super().exchanges(step, env)
-        if any(exchange.speaks for exchange in step.exchanges):
-            self.send()
-
-    def server(self, step: Step, env: Env) -> None:
+    def with_bodies(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
         """The server's work is compiled."""
-        self.prepared.server[step](env)
+        work = self.prepared.server.get(equation)
+        return super().with_bodies(equation, inputs) if work is None else work(*inputs)
+
+    def round(self, equation: Round, inputs: list[Any]) -> list[Any]:
+        """All exchanges of a round are one message."""
+        works = [self.work(*part) for part in equation.split(inputs)]
+        self.waiting += works
+        answers: list[Any] = [[] for _ in works]
+        if equation.speaks:
+            answers = self.send()[-len(works) :]
+        return [
+            y
+            for x, work, answer in zip(equation.exchanges, works, answers, strict=True)
+            for y in (*(map(_sum, zip(*answer, strict=True)) if x.up else ()), *work.keep)
+        ]
 
     def index(self, placement: str) -> Any:
         """Every client's index."""
@@ -50,6 +57,10 @@ class Call(InPython):
         """A constant as all clients have it."""
         return constant(x)
 
+    def exchange(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> list[Any]:
+        """One exchange is a part of its round's message."""
+        raise AssertionError
+
     def program(self, exchange: Exchange, client: int) -> StageProgram:
         """A stage, as it is sent to a client."""
         client = client if self.versions else 0
@@ -58,21 +69,22 @@ class Call(InPython):
             self.programs[client] = self.prepared.exported.programs(sources)
         return self.programs[client][exchange]
 
-    def exchange(self, exchange: Exchange, env: Env) -> None:
-        """Note what clients have to do. What needs no message waits until there is one."""
+    def work(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> Work:
+        """What clients have to do."""
         freed, any_program = self.prepared.last_reads.get(exchange, ()), self.program(exchange, 0)
-        work = Work(
+        places = [
+            x if is_client(v.at) else constant(x) for v, x in zip(exchange.own, own, strict=True)
+        ]
+        return Work(
             placement=exchange.placement,
             program=functools.partial(self.program, exchange),
             sums=any_program.outputs[: any_program.summed],
             at=self.at,
-            sent=[np.asarray(to_data(read(env, sent))) for sent, _ in exchange.down],
-            own=[env[v] if is_client(v.at) else constant(env[v]) for v in exchange.own],
+            sent=[np.asarray(to_data(x)) for x in sent],
+            own=places,
             keep=[self.kept(exchange, j) for j, _ in enumerate(exchange.kept)],
-            free=[env[v] for v in exchange.own if v in freed],
+            free=[x for v, x in zip(exchange.own, own, strict=True) if v in freed],
         )
-        env.update(zip(exchange.kept, work.keep, strict=True))
-        self.waiting.append((work, exchange, env))
 
     def kept(self, exchange: Exchange, output: int) -> Place:
         """What clients are told to keep, under a name that is given once."""
@@ -87,17 +99,12 @@ class Call(InPython):
             return remote(0)
         return Versions({c: remote(c) for c in self.messages.groups[exchange.placement].clients})
 
-    def send(self) -> None:
-        """Send what waits, and sum what comes back."""
+    def send(self) -> list[Any]:
+        """Send what waits; gives what comes back."""
         waiting, self.waiting = self.waiting, []
-        if not waiting:
-            return
-        answers = self.messages.send([work for work, _, _ in waiting])
-        for (_, exchange, env), answer in zip(waiting, answers, strict=True):
-            for (_, total), column in zip(exchange.up, zip(*answer, strict=True), strict=True):
-                env[total] = _sum(column)
+        return self.messages.send(waiting) if waiting else []
 
-    def iteration(self, i: int | None, body: Steps, inputs: list[Any], at: Any = None) -> list[Any]:
+    def iteration(self, i: int | None, body: Graph, inputs: list[Any], at: Any = None) -> list[Any]:
         """Clients are told the number of an iteration."""
         before, self.at = self.at, (*self.at, DECIDED if i is None else i)
         try:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.clients.cohort import Cohort
-from fedgrad.core.arguments import Arguments, read_arguments
+from fedgrad.core.arguments import Arguments, parts, read_arguments
 from fedgrad.core.errors import ArgumentError, CohortError, PlanError, nearest
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
@@ -154,10 +154,8 @@ class Flower:
         ready = self._ready.setdefault(program.fun, {})
 
         def prepare(arguments: Arguments) -> Prepared:
-            shapes = tuple((str(v.aval), v.aval.weak_type, v.at) for v in arguments.values)
-            tree = jax.tree.structure(arguments.rebuild(list(range(len(shapes)))))
             x64 = jax.dtypes.canonicalize_dtype(float)
-            key = (shapes, tree, x64, program.client_placements, program.recompute)
+            key = (arguments.key, x64, program.client_placements, program.recompute)
             if key not in ready:
                 made = make_plan(program, arguments, self.recompute)
                 ready[key] = Prepared(made, self.platforms)
@@ -168,10 +166,9 @@ class Flower:
             report = self._reports.last = Report(program.name)
             groups = self._groups(program, arguments)
             report.asked = {p: len(group.clients) for p, group in groups.items()}
+            args = read_arguments(program, _chosen(program, arguments, groups))
+            prepared = prepare(args)
             while True:
-                chosen = _chosen(program, arguments, groups)
-                args = read_arguments(program, chosen)
-                prepared = prepare(args)
                 messages = Messages(self.federation, groups, self.terms, report)
                 try:
                     outputs = _outputs(Call(prepared, messages, _at_clients(args)), args)
@@ -183,7 +180,7 @@ class Flower:
                     NodeValue(x, v.aval.shape, v.aval.dtype, tuple(groups[v.at].clients))
                     if is_client(v.at)
                     else jnp.asarray(x)
-                    for v, x in zip(prepared.plan.steps.outputs, outputs, strict=True)
+                    for v, x in zip(prepared.plan.graph.outputs, outputs, strict=True)
                 ]
                 return jax.tree.unflatten(prepared.plan.outputs, results)
 
@@ -225,7 +222,7 @@ def _outputs(call: Call, args: Arguments) -> list[Any]:
         leaf.remote if is_client(v.at) else jnp.asarray(leaf)
         for v, leaf in zip(args.values, args.leaves, strict=True)
     ]
-    outputs = call.run(call.prepared.plan.steps, inputs)
+    outputs = call.run(call.prepared.graph, inputs)
     call.send()  # what clients compute for themselves, without a message so far
     return outputs
 
@@ -254,8 +251,7 @@ def _check_arguments(program: Program, arguments: dict[str, Any]) -> None:
             )
         if name not in program.placements:
             continue
-        parts = jax.tree.leaves(argument, is_leaf=lambda x: isinstance(x, Cohort))
-        data = [part.store if isinstance(part, Cohort) else part for part in parts]
+        data = [part.store if isinstance(part, Cohort) else part for part in parts(argument)]
         wrong = [x for x in jax.tree.leaves(data) if not isinstance(x, NodeValue)]
         if wrong or not handles(argument):
             got = type(wrong[0]).__name__ if wrong else repr(argument)

@@ -11,16 +11,15 @@ import jax
 from jax import export
 
 from fedgrad.core.errors import ArgumentError, PlanError
-from fedgrad.core.graph import read
+from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
+from fedgrad.core.graph import Exchange, Graph, Round, fold
 from fedgrad.core.placement import is_client
-from fedgrad.executors.rewrite import evaluate
 from fedgrad.federation.protocol.declared import Declared
 from fedgrad.federation.protocol.errors import FederationError, MissingExtra
 from fedgrad.federation.protocol.origins import Origins
 from fedgrad.federation.protocol.sources import ARGUMENT, Source, check_source
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
 from fedgrad.plan.plan import Plan
-from fedgrad.plan.stages import Exchange, Steps
 
 
 def programs(
@@ -40,15 +39,15 @@ class Exported:
 
     def __init__(self, plan: Plan, platforms: Sequence[str]) -> None:
         self.name = plan.name
-        self.numbers = {x: k for k, x in enumerate(all_exchanges(plan.steps))}
-        arguments = [v for v in plan.steps.inputs if is_client(v.at)]
+        self.numbers = {x: k for k, x in enumerate(all_exchanges(plan.graph))}
+        arguments = [v for v in plan.graph.inputs if is_client(v.at)]
         self.arguments = len(arguments)
         self.origins = Origins(plan.name, self.numbers)
         self.origins.run(
-            plan.steps,
+            plan.graph,
             [
                 ["argument", arguments.index(v)] if is_client(v.at) else None
-                for v in plan.steps.inputs
+                for v in plan.graph.inputs
             ],
         )
         self.modules = {x: export_stage(x, plan.name, platforms) for x in self.numbers}
@@ -86,15 +85,17 @@ class Exported:
         return StageProgram(self.name, len(x.down), len(x.up), declared, self.modules[x])
 
 
-def all_exchanges(steps: Steps) -> list[Exchange]:
+def all_exchanges(graph: Graph) -> list[Exchange]:
     """The exchanges of a plan in order, also those inside of loops and those without a message."""
-    found: list[Exchange] = []
-    for step in steps.steps:
-        found += step.exchanges
-        for loop in step.loops:
-            for body in loop.bodies:
-                found += all_exchanges(body)
-    return found
+
+    def of(graph: Graph, inside: list[list[list[Exchange]]]) -> list[Exchange]:
+        return [
+            x
+            for e, bodies in zip(graph.equations, inside, strict=True)
+            for x in (e.exchanges if isinstance(e, Round) else [x for b in bodies for x in b])
+        ]
+
+    return fold(graph, of)
 
 
 def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> bytes:
@@ -105,7 +106,7 @@ def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> byt
     def run(*inputs: Any) -> list[Any]:
         pairs = zip(stage.inputs, inputs, strict=True)
         env = {v: from_data(x, v.aval.dtype) for v, x in pairs}
-        evaluate(stage.equations, env)
+        evaluate(stage.equations, env, AT_CLIENT)
         return [to_data(read(env, v)) for v in stage.outputs]
 
     try:

@@ -6,11 +6,10 @@ from typing import Any, TypeVar
 
 from fedgrad.core.control import Cond, Scan, While
 from fedgrad.core.errors import PlanError
-from fedgrad.core.graph import Value
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value
 from fedgrad.core.placement import is_client
 from fedgrad.federation.protocol.declared import Alternative, iteration
 from fedgrad.federation.protocol.sources import DECIDED, Source, row
-from fedgrad.plan.stages import Exchange, Loop, Steps
 
 # What a value is: a source, if it is at clients; None, if it is at the server.
 Known = Source | None
@@ -48,26 +47,27 @@ class Origins:
         return {"": first} if first is not None and same else by
 
     def run(
-        self, steps: Steps, inputs: Sequence[Known], places: Sequence[str] | None = None
+        self, graph: Graph, inputs: Sequence[Known], places: Sequence[str] | None = None
     ) -> list[list[Known]]:
         """What the outputs can be together, at these places."""
-        env: Env = {v: x for v, x in zip(steps.inputs, inputs, strict=True) if x is not None}
-        env |= {v: ["index"] for v in steps.indices.values()}
-        worlds, last = [env], _last_reads(steps)
-        for k, step in enumerate(steps.steps):
-            for exchange in step.exchanges:
+        env: Env = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if x is not None}
+        env |= {v: ["index"] for v in graph.indices.values()}
+        worlds, last = [env], _last_reads(graph)
+        for i, equation in enumerate(graph.equations):
+            if isinstance(equation, Round):
                 for env in worlds:
-                    self.exchange(exchange, env)
-            for j, loop in enumerate(step.loops):
-                after = [(env, new) for env in worlds for new in self.loop(loop, env)]
+                    for exchange in equation.exchanges:
+                        self.exchange(exchange, env)
+            elif equation.bodies:
+                after = [(env, new) for env in worlds for new in self.loop(equation, env)]
                 worlds = [
-                    {v: x for v, x in (env | new).items() if last.get(v, (-1, 0)) > (k, j)}
+                    {v: x for v, x in (env | new).items() if last.get(v, -1) > i}
                     for env, new in after
                 ]
                 worlds = self.different(worlds, lambda env: list(env.values()))
-        at = places or [v.at for v in steps.outputs]
+        at = places or [v.at for v in graph.outputs]
         outputs = [
-            [_placed(env, v, p) for v, p in zip(steps.outputs, at, strict=True)] for env in worlds
+            [_placed(env, v, p) for v, p in zip(graph.outputs, at, strict=True)] for env in worlds
         ]
         return self.different(outputs)
 
@@ -99,9 +99,9 @@ class Origins:
         for j, v in enumerate(exchange.kept):
             env[v] = ["kept", self.numbers[exchange], j, list(self.at)]
 
-    def loop(self, loop: Loop, env: Env) -> list[Env]:
+    def loop(self, loop: Equation, env: Env) -> list[Env]:
         """What it can add to an environment."""
-        pairs = zip(loop.equation.inputs, loop.inputs_at, strict=True)
+        pairs = zip(loop.inputs, loop.inputs_at, strict=True)
         inputs = [_placed(env, v, at) for v, at in pairs]
         if isinstance(loop.control, Cond):
             return self.cond(loop, inputs, env)
@@ -109,7 +109,7 @@ class Origins:
         return [_made(loop, way) for way in (self.while_(loop, inputs) if ways is None else ways)]
 
     def inside(
-        self, length: int | None, i: int, body: Steps, inputs: list[Known], at: Any
+        self, length: int | None, i: int, body: Graph, inputs: list[Known], at: Any
     ) -> list[list[Known]]:
         """One iteration of a loop."""
         before = self.at, self.around
@@ -119,7 +119,7 @@ class Origins:
         finally:
             self.at, self.around = before
 
-    def scan(self, loop: Loop, inputs: list[Known]) -> list[list[Known]]:
+    def scan(self, loop: Equation, inputs: list[Known]) -> list[list[Known]]:
         scan, body = loop.control, loop.bodies[0]
         assert isinstance(scan, Scan)
         consts, start, xs = scan.split(inputs)
@@ -134,14 +134,14 @@ class Origins:
                     after.append((carried, [*rows, left]))
             ways = self.different(after)
         if not scan.length:
-            empty = loop.equation.outputs[scan.carry :]
+            empty = loop.outputs[scan.carry :]
             return [[*start, *[_CONSTANT if is_client(v.at) else None for v in empty]]]
         return [
             [*carry, *map(_stacked, zip(*rows[:: -1 if scan.reverse else 1], strict=True))]
             for carry, rows in ways
         ]
 
-    def while_(self, loop: Loop, inputs: list[Known]) -> list[list[Known]]:
+    def while_(self, loop: Equation, inputs: list[Known]) -> list[list[Known]]:
         assert isinstance(loop.control, While)
         of_cond, of_body, start = loop.control.split(inputs)
         cond, body = loop.bodies
@@ -157,10 +157,10 @@ class Origins:
                     self.few(found)
         return list(found.values())
 
-    def cond(self, loop: Loop, inputs: list[Known], env: Env) -> list[Env]:
+    def cond(self, loop: Equation, inputs: list[Known], env: Env) -> list[Env]:
         """Two conds that the same number chooses for take the same branch, as those do that are
         each other's derivative."""
-        by, n = loop.equation.inputs[0], len(loop.bodies)
+        by, n = loop.inputs[0], len(loop.bodies)
         known = env.get(by)
         taken = [known[2]] if known is not None and known[1] == n else range(n)
         return [
@@ -177,12 +177,12 @@ def _placed(env: Env, value: Value, at: str) -> Known:
     return _CONSTANT if is_client(at) else None
 
 
-def _places(loop: Loop) -> list[str]:
-    return [v.at for v in loop.equation.outputs]
+def _places(loop: Equation) -> list[str]:
+    return [v.at for v in loop.outputs]
 
 
-def _made(loop: Loop, way: list[Known]) -> Env:
-    return {v: x for v, x in zip(loop.equation.outputs, way, strict=True) if x is not None}
+def _made(loop: Equation, way: list[Known]) -> Env:
+    return {v: x for v, x in zip(loop.outputs, way, strict=True) if x is not None}
 
 
 def _stacked(column: Sequence[Known]) -> Known:
@@ -191,12 +191,7 @@ def _stacked(column: Sequence[Known]) -> Known:
     return ["stack", rows] if rows else None
 
 
-def _last_reads(steps: Steps) -> dict[Value, tuple[int, int]]:
-    """Of each value, the step, and of this the loop, that is the last to read it."""
-    found: dict[Value, tuple[int, int]] = {}
-    for k, step in enumerate(steps.steps):
-        found.update((v, (k, -1)) for x in step.exchanges for v in x.own)
-        for j, loop in enumerate(step.loops):
-            found.update((v, (k, j)) for v in loop.equation.inputs)
-    found.update((v, (len(steps.steps), 0)) for v in steps.outputs)
-    return found
+def _last_reads(graph: Graph) -> dict[Value, int]:
+    """Of each value, the round or loop that is the last to read it."""
+    found = {v: i for i, e in enumerate(graph.equations) if e.bodies for v in e.inputs}
+    return found | dict.fromkeys(graph.outputs, len(graph.equations))

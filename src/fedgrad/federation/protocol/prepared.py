@@ -1,17 +1,18 @@
 """A plan made ready to be run many times: clients' stages exported, the server's compiled."""
 
-from collections.abc import Callable
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from fedgrad.core.graph import Value, evaluate, read
-from fedgrad.core.placement import is_client
+from fedgrad.core.evaluate import evaluate, read
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, everywhere, fold
+from fedgrad.core.placement import SERVER, is_client
+from fedgrad.core.primitives import jax_primitives
 from fedgrad.federation.protocol.exported import Exported
 from fedgrad.plan.plan import Plan
-from fedgrad.plan.stages import Exchange, Step, Steps
-
-Env = dict[Value, Any]
 
 
 class Prepared:
@@ -21,62 +22,64 @@ class Prepared:
         self.plan = plan
         self.exported = Exported(plan, platforms)
         self.last_reads: dict[Exchange, set[Value]] = {}
-        self.server: dict[Step, Callable[[Env], None]] = {}
-        self._prepare(plan.steps)
+        for graph in everywhere(plan.graph):
+            self.last_reads.update(_last_reads(graph))
+        self.graph = fold(plan.graph, _gathered)
+        self.server: dict[Equation, Callable[..., list[Any]]] = {
+            e: _compiled(e.bodies[0])
+            for graph in everywhere(self.graph)
+            for e in graph.loops
+            if e.primitive is jax_primitives.jit_p
+        }
 
-    def _prepare(self, steps: Steps) -> None:
-        self.last_reads.update(_last_reads(steps))
-        for step in steps.steps:
-            self.server[step] = _compiled(step, _read_outside(steps, step))
-            for loop in step.loops:
-                for body in loop.bodies:
-                    self._prepare(body)
+
+def _gathered(graph: Graph, inside: list[list[Graph]]) -> Graph:
+    """The same graph, in which what the server does in one go is one equation with a body."""
+    loops = [
+        dataclasses.replace(e, bodies=tuple(bodies)) if bodies else e
+        for e, bodies in zip(graph.equations, inside, strict=True)
+    ]
+    groups = [(k, list(g)) for k, g in itertools.groupby(loops, lambda e: not e.bodies)]
+    reads = [{v for e in group for v in e.inputs} for _, group in groups]
+    equations: list[Equation] = []
+    for i, (local, group) in enumerate(groups):
+        later = set(graph.outputs).union(*reads[i + 1 :])
+        equations += [_work(group, later)] if local else group
+    return dataclasses.replace(graph, equations=tuple(equations))
 
 
-def _compiled(step: Step, wanted: set[Value]) -> Callable[[Env], None]:
-    """The server's work of one step, as one compiled function that adds to an environment."""
-    made = [v for e in step.server for v in e.outputs]
-    reads = {v: None for e in step.server for v in e.inputs if v.constant is None}
-    inputs = [v for v in reads if v not in set(made)]
-    outputs = [v for v in made if v in wanted]
+def _work(equations: Sequence[Equation], wanted: set[Value]) -> Equation:
+    made = [v for e in equations for v in e.outputs]
+    reads = {v: None for e in equations for v in e.inputs if v.constant is None}
+    inputs = tuple(v for v in reads if v not in set(made))
+    outputs = tuple(v for v in made if v in wanted)
+    body = Graph(inputs, tuple(equations), outputs)
+    return Equation(jax_primitives.jit_p, {}, inputs, outputs, SERVER, None, bodies=(body,))
+
+
+def _compiled(body: Graph) -> Callable[..., list[Any]]:
+    """The server's work as one compiled function."""
 
     @jax.jit
     def work(*values: Any) -> list[Any]:
-        env = dict(zip(inputs, values, strict=True))
-        evaluate(step.server, env)
-        return [read(env, v) for v in outputs]
+        env = dict(zip(body.inputs, values, strict=True))
+        evaluate(body.equations, env)
+        return [read(env, v) for v in body.outputs]
 
-    def run(env: Env) -> None:
-        if step.server:
-            env.update(zip(outputs, work(*[env[v] for v in inputs]), strict=True))
-
-    return run
+    return work
 
 
-def _read_outside(steps: Steps, one: Step) -> set[Value]:
-    """What is read of a step's results by anything but its own server stage."""
-    found = set(steps.outputs)
-    for step in steps.steps:
-        for x in step.exchanges:
-            found |= {sent for sent, _ in x.down} | set(x.own)
-        for loop in step.loops:
-            found |= set(loop.equation.inputs)
-        if step is not one:
-            found |= {v for e in step.server for v in e.inputs}
-    return found
-
-
-def _last_reads(steps: Steps) -> dict[Exchange, set[Value]]:
+def _last_reads(graph: Graph) -> dict[Exchange, set[Value]]:
     """Which values that clients keep each stage is the last one to read: then they are freed."""
     reader: dict[Value, Exchange | None] = {}
-    for step in steps.steps:
-        for x in step.exchanges:
+    for equation in graph.equations:
+        for x in equation.exchanges if isinstance(equation, Round) else ():
             reader.update(dict.fromkeys(x.kept))  # nobody so far
             reader.update((v, x) for v in x.own if v in reader)
-        for loop in step.loops:
-            reader.update((v, None) for v in loop.equation.inputs if v in reader)
+        if equation.bodies and not isinstance(equation, Round):
+            reader.update((v, None) for v in equation.inputs if v in reader)
     found: dict[Exchange, set[Value]] = {}
     for v, last in reader.items():
-        if last is not None and v not in steps.outputs and is_client(v.at):
+        if last is not None and v not in graph.outputs and is_client(v.at):
             found.setdefault(last, set()).add(v)
     return found

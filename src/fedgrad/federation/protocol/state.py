@@ -21,7 +21,7 @@ from fedgrad.federation.protocol.values import (
 )
 
 Saved = list[dict[str, list[Any]]]
-"""Of each array of a state, by client: the name of its value, and what has made it."""
+"""Of each array of a state, by client: where its value is, and what is declared of it."""
 
 
 def begin(tree: Any, clients: Sequence[int]) -> Any:
@@ -56,9 +56,9 @@ def saved(state: Any) -> Saved:
     """What a checkpoint has to say of a state; clients that are as they began are not in it."""
     return [
         {
-            str(client): [remote.source[1], remote.declared]
+            str(client): [remote.source, remote.declared]
             for client in handle.clients
-            if (remote := handle.remote.of(client)).source[0] == "kept"
+            if (remote := handle.remote.of(client)).source[0] != "constant"
         }
         for handle in handles(state)
     ]
@@ -69,7 +69,7 @@ def restored(state: Any, found: Saved) -> Any:
     leaves, structure = jax.tree.flatten(state)
     new = []
     for leaf, of in zip(leaves, found, strict=True):
-        remotes = {int(client): Remote(["kept", name], made=m) for client, (name, m) in of.items()}
+        remotes = {int(client): Remote.read(*written) for client, written in of.items()}
         known = {client: leaf.remote.of(client) for client in leaf.clients}
         new.append(replace(leaf, remote=Versions(known | remotes)) if remotes else leaf)
     return jax.tree.unflatten(structure, new)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedgrad.clients.cohort import Cohort
+from fedgrad.core.arguments import map_parts
 from fedgrad.federation.protocol.errors import FederationError
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.sources import Source, row
@@ -42,7 +43,16 @@ class Remote:
 
     def alone(self, client: int) -> "Remote":
         """That of one client: the nodes of the others need not keep theirs because of it."""
-        return replace(self, holds=(self.kept.get(client, self),), kept={})
+        if self.source[0] == "stack":
+            return _stack([row.alone(client) for row in self.holds])
+        return replace(self, holds=(self.kept[client],), kept={}) if self.kept else self
+
+    @staticmethod
+    def read(source: Source, declared: Source) -> "Remote":
+        """What was written as its source and what is declared of it."""
+        if source[0] == "stack":
+            return _stack([Remote.read(*row) for row in zip(source[1], declared[1], strict=True)])
+        return Remote(source, made=declared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,4 +148,4 @@ def choose(argument: Any, clients: Sequence[int], wanted: int | None = None) -> 
             return replace(x, clients=tuple(clients), wanted=wanted)
         return x
 
-    return jax.tree.map(chosen, argument, is_leaf=lambda x: isinstance(x, Cohort))
+    return map_parts(chosen, argument)

@@ -1,0 +1,102 @@
+"""The one evaluator: the equations of a graph, under rules, also deep inside of loops and calls.
+
+A rule is a function of an equation and its inputs that gives the outputs, or None to leave the
+equation as it is. Executors use rules for what a backend does badly and for the client's index.
+Equations with bodies, which are rounds and loops around them, are the affair of whoever evaluates.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fedgrad.core.control import control
+from fedgrad.core.graph import Equation, Value
+from fedgrad.core.primitives import (
+    CALLS,
+    CUSTOM_DERIVATIVES,
+    ClosedJaxpr,
+    JaxprEqn,
+    Primitive,
+    at_source,
+    bind,
+    broadcast_p,
+    closed,
+    interpret,
+    jax_primitives,
+    primitives_inside,
+    source_p,
+)
+
+Env = dict[Value, Any]
+Rule = Callable[[Equation | JaxprEqn, Sequence[Any]], list[Any] | None]
+Rules = Mapping[Primitive, Rule]
+WithBodies = Callable[[Equation, list[Any]], Sequence[Any]]
+
+
+def evaluate(
+    equations: Iterable[Equation],
+    env: Env,
+    rules: Rules = {},
+    with_bodies: WithBodies | None = None,
+) -> None:
+    """Run equations, adding what they compute to `env`."""
+    for equation in equations:
+        inputs = [read(env, v) for v in equation.inputs]
+        here = rules
+        if equation.indexed:
+            *inputs, index = inputs
+            here = {**rules, jax_primitives.axis_index_p: functools.partial(_answer, index)}
+        with at_source(equation.source):
+            outputs: Sequence[Any]
+            if equation.bodies and with_bodies is not None:
+                outputs = with_bodies(equation, inputs)
+            else:
+                outputs = _apply(equation, inputs, here)
+        env.update(zip(equation.outputs, outputs, strict=True))
+
+
+def read(env: Env, value: Value) -> Any:
+    return value.constant if value.constant is not None else env[value]
+
+
+def run(jaxpr: ClosedJaxpr, inputs: Sequence[Any], rules: Rules) -> list[Any]:
+    """Evaluate a jaxpr under rules."""
+    return interpret(jaxpr, inputs, lambda eqn, values: _apply(eqn, values, rules))
+
+
+def _apply(eqn: Equation | JaxprEqn, inputs: list[Any], rules: Rules) -> list[Any]:
+    """One equation under rules."""
+    if eqn.primitive in rules:
+        outputs = rules[eqn.primitive](eqn, inputs)
+        if outputs is not None:
+            return outputs
+    if not rules or not primitives_inside(eqn.params) & rules.keys():
+        return bind(eqn.primitive, eqn.params, inputs)
+    return _rebuilt(eqn, inputs, rules)
+
+
+def _rebuilt(eqn: Equation | JaxprEqn, inputs: list[Any], rules: Rules) -> list[Any]:
+    """The same control flow around rewritten bodies."""
+    if eqn.primitive in CUSTOM_DERIVATIVES and jax_primitives.axis_index_p not in rules:
+        # Its derivative is worth more than a faster body.
+        return bind(eqn.primitive, eqn.params, inputs)
+    if eqn.primitive in CALLS:
+        return run(closed(eqn.params[CALLS[eqn.primitive]]), inputs, rules)
+    loop = control(eqn.primitive, eqn.params)
+    if loop is None:
+        return bind(eqn.primitive, eqn.params, inputs)
+    return loop.rebuilt(inputs, [functools.partial(run, b, rules=rules) for b in loop.bodies])
+
+
+def _as_it_is(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    return [inputs[0]]
+
+
+# At a client, the broadcasts that are left are those of constants, which it has by itself.
+AT_CLIENT: Rules = {broadcast_p: _as_it_is}
+# Run and not differentiated, what a client computes from is what it is.
+TO_RUN: Rules = {**AT_CLIENT, source_p: _as_it_is}
+
+
+def _answer(index: Any, eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    return [index]
