@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.ad.activity import is_float
-from fedgrad.ad.request import Argnums, argument_names
-from fedgrad.ad.rules import MODES
+from fedgrad.ad.request import Argnums, Mode, argument_names
 from fedgrad.ad.transforms import grad
 from fedgrad.core.errors import ArgumentError, FederatedError, PlanError
 from fedgrad.core.program import Program
+
+MODES: tuple[Mode, ...] = ("forward", "reverse", "mixed")
 
 
 class GradientError(FederatedError, AssertionError):
@@ -23,7 +24,7 @@ def check_grads(
     program: Program,
     args: Sequence[Any],
     argnums: Argnums = 0,
-    modes: Sequence[str] = tuple(MODES),
+    modes: Sequence[Mode] = MODES,
     tolerance: float | None = None,
     seed: int = 0,
 ) -> dict[str, float]:

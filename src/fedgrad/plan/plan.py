@@ -142,11 +142,10 @@ def ready_plan(
     traced = trace(program, arguments)
     taken = traced.taken
     again = recompute or taken.recompute
+    summing: Aggregator = aggregator or getattr(program.executor, "aggregator", plain)
     return Plan(
         program.name,
-        (aggregator or getattr(program.executor, "aggregator", plain)).applied(
-            cut(traced.graph, again)
-        ),
+        summing.applied(cut(traced.graph, again)),
         arguments.clients,
         traced.outputs,
         taken.rules,
