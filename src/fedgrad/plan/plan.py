@@ -142,10 +142,10 @@ def ready_plan(
     traced = trace(program, arguments)
     taken = traced.taken
     again = recompute or taken.recompute
-    summing: Aggregator = aggregator or getattr(program.executor, "aggregator", plain)
+    default: Aggregator = getattr(program.executor, "aggregator", plain)
     return Plan(
         program.name,
-        summing.applied(cut(traced.graph, again)),
+        (aggregator or default).applied(cut(traced.graph, again)),
         arguments.clients,
         traced.outputs,
         taken.rules,
