@@ -14,7 +14,7 @@ only the client's own arguments, what it was sent in this round, and what it rem
 import dataclasses
 from collections.abc import Sequence
 
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, needed
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, changed, needed
 from fedgrad.core.placement import ANYWHERE, SERVER, is_client
 from fedgrad.core.primitives import broadcast_p, sum_p
 
@@ -25,6 +25,10 @@ def cut(graph: Graph, recompute: bool = False) -> Graph:
     `recompute`: clients remember nothing of earlier rounds; what they need again is sent again and
     computed again.
     """
+    return changed(graph, lambda graph: _cut(graph, recompute))
+
+
+def _cut(graph: Graph, recompute: bool) -> Graph:
     effects = [e for e in graph.equations if e.effects]
     live, _ = needed(graph.equations, graph.outputs, always=effects)
     cutter = _Cutter(graph, live, recompute)
@@ -86,11 +90,7 @@ class _Cutter:
             )
             for placement in dict.fromkeys(placements)
         ]
-        loops = [
-            dataclasses.replace(e, bodies=tuple(cut(body, self.recompute) for body in e.bodies))
-            for e in self.live
-            if e.bodies and self.level_before(e) + 1 == level
-        ]
+        loops = [e for e in self.live if e.bodies and self.level_before(e) + 1 == level]
         for v in (v for loop in loops for v in loop.outputs):
             if is_client(v.at):
                 self.at_client.setdefault(v.at, set()).add(v)
