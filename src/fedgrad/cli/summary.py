@@ -1,6 +1,5 @@
 """How a run went, for scripts and for a terminal."""
 
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -19,13 +18,9 @@ def summary(run: Run) -> dict[str, Any]:
         "rounds": run.rounds,
         "runs": {
             name: {
-                "final": {key: curves[key].last for key in run.measured if key in curves},
-                "hyper": {
-                    key.removeprefix("hyper."): series.last
-                    for key, series in curves.items()
-                    if key.startswith("hyper.")
-                },
-                "rejected": int(sum(curves["rejected"].values)) if "rejected" in curves else 0,
+                "final": {key: float(curves[key][-1]) for key in run.measured if key in curves},
+                "hyper": {key: float(values[-1]) for key, values in curves.under("hyper").items()},
+                "rejected": int(curves["rejected"].sum()) if "rejected" in curves else 0,
                 "communication_rounds": run.plans[name].rounds * run.rounds,
                 "bytes": run.sent(name),
             }
@@ -34,8 +29,8 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def show(run: Run, report: Path) -> None:
-    """Print a table, a sentence, and where the report is."""
+def show(run: Run) -> None:
+    """Print a table and a sentence."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), title_justify="left")
     table.add_column(f"after {run.rounds:,} rounds", style="dim")
     for name in run.curves:
@@ -43,14 +38,13 @@ def show(run: Run, report: Path) -> None:
     # The loss of the last cohort says less than an evaluation of everyone, where there is one.
     shown = [key for key in run.measured if key.startswith("eval.")] or run.measured
     for key in shown:
-        ends = [curves.get(key) for curves in run.curves.values()]
-        table.add_row(title(key), *(measure(key)(end.last) if end else "" for end in ends))
+        ends = [curves[key][-1] if key in curves else None for curves in run.curves.values()]
+        table.add_row(title(key), *("" if end is None else measure(key)(end) for end in ends))
     for name in run.learned:
-        values = run.curves[run.main][f"hyper.{name}"].values
+        values = run.curves[run.main][f"hyper.{name}"]
         table.add_row(name, *[number(values[-1]), short(values[0])][: len(run.curves)])
     table.add_row("Sent in all", *(memory(run.sent(name) or 0) for name in run.curves))
     console = read.console()
     console.print(table)
     if verdict(run):
         console.print(verdict(run), highlight=False)
-    console.print(f"Report: {report}", highlight=False, soft_wrap=True)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from fedgrad.report.charts import html
-from fedgrad.report.history import Series
 from fedgrad.report.page import table
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.words import measure, title
@@ -42,17 +41,14 @@ def hyperparameters(run: Run) -> list[Content]:
     curves = run.curves[run.main]
 
     def values(name: str) -> Html:
-        learned = curves[f"hyper.{name}"]
-        ends = learned.rounds[:1] + learned.rounds[-1:]
-        start = Curve("start", ends, learned.values[:1] * 2, "line", "dashed")
-        main = Curve(LEARNED, learned.rounds, learned.values)
-        return html(Chart(name, [main, start], "round"))
+        rounds, learned = curves.rounds(f"hyper.{name}"), curves[f"hyper.{name}"]
+        start = Curve("start", rounds[[0, -1]], learned[[0, 0]], "line", "dashed")
+        return html(Chart(name, [Curve(LEARNED, rounds, learned), start], "round"))
 
-    slopes = {name: curves.get(f"hypergradient.{name}") for name in run.learned}
     charts = [
-        html(Chart(name, [Curve("hypergradient", slope.rounds, slope.values, "p3")], "round"))
-        for name, slope in slopes.items()
-        if slope is not None
+        html(Chart(name, [Curve("hypergradient", curves.rounds(key), curves[key], "p3")], "round"))
+        for name in run.learned
+        if (key := f"hypergradient.{name}") in curves
     ]
     about = "The derivative of the loss by each hyperparameter, which its optimizer follows."
     return [
@@ -84,13 +80,12 @@ def _measured(run: Run, key: str, by_traffic: bool = False) -> Html:
     for name, curves in run.curves.items():
         if key not in curves:
             continue
-        series = curves[key]
         scale = (run.sent(name, 1) or 0) if by_traffic else 1
-        x, colour = [r * scale for r in series.rounds], COLOURS[name]
+        x, colour = scale * curves.rounds(key), COLOURS[name]
         window = 1 if key.startswith("eval.") else max(1, len(x) // SMOOTHED)
-        lines.append(Curve(name, x, _smooth(series.values, window), colour))
+        lines.append(Curve(name, x, _smooth(curves[key].tolist(), window), colour))
         if window > 1:
-            behind.append(Curve(name, x, series.values, colour, "faint"))
+            behind.append(Curve(name, x, curves[key], colour, "faint"))
     note = (
         "" if key.startswith("eval.") else "of clients while they train, weighted as in the round"
     )
@@ -114,13 +109,13 @@ def _smooth(values: Sequence[float], window: int) -> list[float]:
 
 def _milestones(run: Run) -> Html | None:
     """The curves as numbers, at a few rounds that all have."""
-    shown: list[tuple[str, str, Series]] = [
-        (key, name, run.curves[name][key])
+    shown = [
+        (key, name, run.by_round(name, key))
         for key in run.measured
         for name in run.curves
         if key in run.curves[name]
     ]
-    rounds = sorted(set.intersection(*(set(series.rounds) for _, _, series in shown)))
+    rounds = sorted(set.intersection(*(set(values) for _, _, values in shown)))
     if not rounds:
         return None
     if len(rounds) > MILESTONES:
@@ -128,7 +123,7 @@ def _milestones(run: Run) -> Html | None:
         places = [(i / (MILESTONES - 1)) ** 2 * (len(rounds) - 1) for i in range(MILESTONES)]
         rounds = [rounds[round(place)] for place in places]
     rows = [
-        (f"{title(key)}, {name}", *(measure(key)(series.at(r)) for r in rounds))
-        for key, name, series in shown
+        (f"{title(key)}, {name}", *(measure(key)(values[r]) for r in rounds))
+        for key, name, values in shown
     ]
     return table(("after round", *(f"{r:,}" for r in rounds)), rows)

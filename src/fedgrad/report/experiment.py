@@ -4,7 +4,7 @@ import json
 import shlex
 from dataclasses import asdict
 
-from fedgrad.experiments.claims import Claim
+from fedgrad.experiments.claims import Claim, score
 from fedgrad.experiments.experiment import Experiment, Reproduction
 from fedgrad.report.charts import html
 from fedgrad.report.page import Section, listing, page, table
@@ -28,7 +28,7 @@ def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
         element("p", " · ".join(filter(None, over)), class_="over"),
         element("h1", heading),
         element("p", about[:1].upper() + about[1:], class_="lead") if about else None,
-        element("p", f"{score(shown)}.", class_="lead"),
+        element("p", f"{score(shown.claims)}.", class_="lead"),
     ]
     sections = [
         Section("Figures", [_figure(name, one) for name, one in shown.figures.items()]),
@@ -41,12 +41,6 @@ def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
     versions = shown.results.facts.get("versions", {})
     foot = ", ".join(f"{name} {version}" for name, version in versions.items())
     return page(f"{experiment.name} · fedgrad", head, sections, foot)
-
-
-def score(shown: Reproduction) -> str:
-    """`6 of 7 tested claims hold`."""
-    tested = [claim for claim in shown.claims if claim.holds is not None]
-    return f"{sum(bool(c.holds) for c in tested)} of {len(tested)} tested claims hold"
 
 
 def size_of(experiment: Experiment, shown: Reproduction) -> str:

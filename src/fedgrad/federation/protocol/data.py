@@ -138,11 +138,11 @@ def _encoded(tree: Any) -> Any:
     )
 
 
-def load(name: str) -> Callable[[Any], Any]:
-    """The function that `module:function` names; the current folder is searched too."""
+def load(name: str, what: str = "the data as module:function") -> Any:
+    """What `module:name` names; the current folder is searched too."""
     path, _, attribute = name.partition(":")
     if not path or not attribute:
-        raise ArgumentError(f"Name the data as module:function, got {name!r}.")
+        raise ArgumentError(f"Name {what}, got {name!r}.")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -154,5 +154,4 @@ def load(name: str) -> Callable[[Any], Any]:
     if not hasattr(module, attribute):
         known = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
         raise ArgumentError(f"{path} has no {attribute!r}." + nearest(attribute, known))
-    function: Callable[[Any], Any] = getattr(module, attribute)
-    return function
+    return getattr(module, attribute)
