@@ -275,9 +275,9 @@ def test_another_run_in_the_same_folder(copied, capsys):
         ["--set", "server.learning_rate=0.5,server.momentum=0.0", "--seed", "3"],
         ["--cohort", "7", "--batch-size", "4", "--epochs", "2", "--weighting", "power"],
         ["--schedule", "serial", "--gradient-from", "same", "--mode", "forward"],
-        ["--parametrisation", "log", "--hyper-optimizer", "adam", "--hyper-learning-rate", "0.1"],
-        ["--parametrisation", "server.learning_rate=log,server.momentum=logit"],
-        ["--bounds", "server.learning_rate=0.01:2.0", "--clip", "1.0", "--normalise"],
+        ["--parametrization", "log", "--hyper-optimizer", "adam", "--hyper-learning-rate", "0.1"],
+        ["--parametrization", "server.learning_rate=log,server.momentum=logit"],
+        ["--bounds", "server.learning_rate=0.01:2.0", "--clip", "1.0", "--normalize"],
         ["--task-option", "clients=20,alpha=0.5"],
     ],
     ids=" ".join,
@@ -304,7 +304,7 @@ def test_options_given_twice_are_merged():
 
 def test_options_reach_the_algorithm():
     flags = "--algorithm fedavg --learn client --set client.learning_rate=0.5 --cohort 4"
-    flags += " --weighting power --parametrisation log --task-option clients=6 --schedule serial"
+    flags += " --weighting power --parametrization log --task-option clients=6 --schedule serial"
     prepared = prepare(tuning(parse(["tune", "synthetic", *flags.split()])))
     for algorithm in prepared.algorithms.values():
         assert algorithm.hyper["client"]["learning_rate"] == 0.5
@@ -367,8 +367,8 @@ def test_wrong_words_exit_with_2_and_usage(capsys, words, message):
     [
         (["--learn", "server.learning_rat"], "Did you mean 'server.learning_rate'?"),
         (["--set", "server.momentun=0.5"], "Did you mean 'server.momentum'?"),
-        (["--parametrisation", "lgo"], "Did you mean 'log'?"),
-        (["--parametrisation", "logit"], "finite bounds"),
+        (["--parametrization", "lgo"], "Did you mean 'log'?"),
+        (["--parametrization", "logit"], "finite bounds"),
         (["--bounds", "client.learning_rate=0:1"], "not learned"),
         (["--algorithm", "fedexp"], "--learn: "),
         (["--task-option", "client=5"], "Did you mean 'clients'?"),

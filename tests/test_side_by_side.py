@@ -35,7 +35,7 @@ TABLE = {
     "in chunks": (AVGM, "chunk2", {"client.learning_rate": [0.1, 0.5]}),
     "by definition": (SGD, "reference", {"server.learning_rate": [0.1, 0.5]}),
     "parallel": (
-        fg.self_tuning(SGD, "server", optax.adam(0.05), parametrisation="log"),
+        fg.self_tuning(SGD, {"server": fg.log()}, optax.adam(0.05)),
         "local",
         {"server.learning_rate": [0.2, 1e30, 1.0]},
     ),

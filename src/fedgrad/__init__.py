@@ -6,8 +6,10 @@ from fedgrad.ad.transforms import grad, jacobian, jvp, value_and_grad, vjp
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import fed_opt
+from fedgrad.algorithms.gradient_cohort import GradientCohort, gradient_cohort
 from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
+from fedgrad.algorithms.parametrization import Form, linear, log, logit
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.algorithms.variants import (

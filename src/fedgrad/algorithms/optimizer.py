@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from fedgrad.algorithms.hyper import at, with_schedules
-from fedgrad.algorithms.parametrisation import DEFAULT_BOUNDS
+from fedgrad.algorithms.parametrization import DEFAULT_BOUNDS
 from fedgrad.core.errors import ArgumentError, nearest
 
 

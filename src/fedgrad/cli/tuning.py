@@ -12,9 +12,10 @@ import optax
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import local_training
+from fedgrad.algorithms.parametrization import FORMS, Form
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.variants import ALGORITHMS
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.plan.plan import Plan, plan
 from fedgrad.report.run import FIXED, LEARNED
 from fedgrad.tasks import Task, TaskError, task
@@ -44,12 +45,12 @@ class Tuning:
     weighting: str = "examples"
     schedule: str = "parallel"
     gradient_from: str = "fresh"
-    parametrisation: str | Mapping[str, str] = "identity"
+    parametrization: str | Mapping[str, str] = "linear"
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     hyper_optimizer: str = "sgd"
     hyper_learning_rate: float = 0.01
     clip: float | None = None
-    normalise: bool = False
+    normalize: bool = False
     mode: str = "auto"
 
     def command(self) -> list[str]:
@@ -153,19 +154,37 @@ def prepare(asked: Tuning) -> Prepared:
         )
     learned = self_tuning(
         fixed,
-        learn,
-        OPTIMIZERS[asked.hyper_optimizer](asked.hyper_learning_rate),
+        _forms(asked, names_of.select(fixed.hyper, learn)),
+        _optimizer(asked),
         schedule=asked.schedule,  # type: ignore[arg-type]
         gradient_from=asked.gradient_from,  # type: ignore[arg-type]
         mode=asked.mode,  # type: ignore[arg-type]
-        parametrisation=asked.parametrisation,
-        bounds=asked.bounds,
-        clip=asked.clip,
-        normalise=asked.normalise,
     )
     algorithms = {LEARNED: learned.starting(asked.set), FIXED: fixed.starting(asked.set)}
     asked = replace(asked, learn=names_of.select(algorithms[FIXED].hyper, learn))
     return Prepared(asked, made, algorithms, command)
+
+
+def _optimizer(asked: Tuning) -> optax.GradientTransformation:
+    """Of the hyperparameters, each of which is one number."""
+    steps = [OPTIMIZERS[asked.hyper_optimizer](asked.hyper_learning_rate)]
+    if asked.clip is not None:
+        steps.insert(0, optax.clip_by_global_norm(asked.clip))
+    if asked.normalize:
+        steps.insert(0, optax.scale_by_sign())
+    return optax.chain(*steps)
+
+
+def _forms(asked: Tuning, learn: list[str]) -> dict[str, Form]:
+    """How each hyperparameter is learned."""
+    kinds, bounds = asked.parametrization, asked.bounds
+    kinds = dict.fromkeys(learn, kinds) if isinstance(kinds, str) else kinds
+    for flag, given in (("--parametrization", kinds), ("--bounds", bounds)):
+        for name in set(given) - set(learn):
+            raise ArgumentError(f"{flag}: {name!r} is not learned.{nearest(name, learn)}")
+    for kind in set(kinds.values()) - set(FORMS):
+        raise ArgumentError(f"There is no parametrization {kind!r}.{nearest(kind, list(FORMS))}")
+    return {n: FORMS[kinds.get(n, "linear")](*bounds.get(n, ())) for n in learn}
 
 
 def _word(value: Any) -> str:
