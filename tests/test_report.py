@@ -409,7 +409,7 @@ def test_vectors_are_shown_entry_by_entry(folder):
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = run.read(folder)
     assert found.learned == ("rate[0]", "rate[1]")
-    assert tuple(found.curves["learned"]["loss[1]"]) == (2.0, 1.0, 2 / 3)
+    assert tuple(found.curves["learned"]["loss[1]"].values) == (2.0, 1.0, 2 / 3)
     report_of(folder)
 
 

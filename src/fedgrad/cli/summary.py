@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.cli import options as read
 from fedgrad.report.run import Run
 from fedgrad.report.top import verdict
@@ -18,15 +19,19 @@ def summary(run: Run) -> dict[str, Any]:
         "rounds": run.rounds,
         "runs": {
             name: {
-                "final": {key: float(curves[key][-1]) for key in run.measured if key in curves},
-                "hyper": {key: float(values[-1]) for key, values in curves.under("hyper").items()},
-                "rejected": int(curves["rejected"].sum()) if "rejected" in curves else 0,
+                "final": {k: float(curves[k].values[-1]) for k in run.measured if k in curves},
+                "hyper": {k: float(v.values[-1]) for k, v in run.metrics(name).hyper.items()},
+                "rejected": _rejected(run.metrics(name)),
                 "communication_rounds": run.plans[name].rounds * run.rounds,
                 "bytes": run.sent(name),
             }
             for name, curves in run.curves.items()
         },
     }
+
+
+def _rejected(found: Metrics) -> int:
+    return 0 if found.rejected is None else int(found.rejected.values.sum())
 
 
 def show(run: Run) -> None:
@@ -36,12 +41,12 @@ def show(run: Run) -> None:
     for name in run.curves:
         table.add_column(name, justify="right")
     # The loss of the last cohort says less than an evaluation of everyone, where there is one.
-    shown = [key for key in run.measured if key.startswith("eval.")] or run.measured
+    shown = [key for key in run.measured if key in run.evaluated] or run.measured
     for key in shown:
-        ends = [curves[key][-1] if key in curves else None for curves in run.curves.values()]
-        table.add_row(title(key), *("" if end is None else measure(key)(end) for end in ends))
+        ends = [curves.get(key) for curves in run.curves.values()]
+        table.add_row(title(key), *(measure(key)(end.values[-1]) if end else "" for end in ends))
     for name in run.learned:
-        values = run.curves[run.main][f"hyper.{name}"]
+        values = run.metrics().hyper[name].values
         table.add_row(name, *[number(values[-1]), short(values[0])][: len(run.curves)])
     table.add_row("Sent in all", *(memory(run.sent(name) or 0) for name in run.curves))
     console = read.console()

@@ -38,17 +38,16 @@ def training(run: Run) -> list[Content]:
 
 def hyperparameters(run: Run) -> list[Content]:
     """What was learned, round by round."""
-    curves = run.curves[run.main]
+    found = run.metrics()
 
     def values(name: str) -> Html:
-        rounds, learned = curves.rounds(f"hyper.{name}"), curves[f"hyper.{name}"]
+        rounds, learned = found.hyper[name].rounds, found.hyper[name].values
         start = Curve("start", rounds[[0, -1]], learned[[0, 0]], "line", "dashed")
         return html(Chart(name, [Curve(LEARNED, rounds, learned), start], "round"))
 
     charts = [
-        html(Chart(name, [Curve("hypergradient", curves.rounds(key), curves[key], "p3")], "round"))
-        for name in run.learned
-        if (key := f"hypergradient.{name}") in curves
+        html(Chart(name, [Curve("hypergradient", slope.rounds, slope.values, "p3")], "round"))
+        for name, slope in found.hypergradient.items()
     ]
     about = "The derivative of the loss by each hyperparameter, which its optimizer follows."
     return [
@@ -81,14 +80,14 @@ def _measured(run: Run, key: str, by_traffic: bool = False) -> Html:
         if key not in curves:
             continue
         scale = (run.sent(name, 1) or 0) if by_traffic else 1
-        x, colour = scale * curves.rounds(key), COLOURS[name]
-        window = 1 if key.startswith("eval.") else max(1, len(x) // SMOOTHED)
-        lines.append(Curve(name, x, _smooth(curves[key].tolist(), window), colour))
+        values = curves[key].values
+        x, colour = scale * curves[key].rounds, COLOURS[name]
+        window = 1 if key in run.evaluated else max(1, len(x) // SMOOTHED)
+        lines.append(Curve(name, x, _smooth(values.tolist(), window), colour))
         if window > 1:
-            behind.append(Curve(name, x, curves[key], colour, "faint"))
-    note = (
-        "" if key.startswith("eval.") else "of clients while they train, weighted as in the round"
-    )
+            behind.append(Curve(name, x, values, colour, "faint"))
+    during = "of clients while they train, weighted as in the round"
+    note = "" if key in run.evaluated else during
     note += f", averaged over {window} rounds" if window > 1 else ""
     chart = Chart(
         title(key),

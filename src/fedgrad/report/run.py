@@ -13,12 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.report import plans
 from fedgrad.report.page import ReportError
-from fedgrad.training.history import History
 from fedgrad.training.log import read_log
 
 LEARNED, FIXED = "learned", "fixed"
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """A number over rounds; not all rounds need to have it."""
+
+    rounds: np.ndarray
+    values: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,7 @@ class Run:
     """One run, or two that differ only in that one of them learns its hyperparameters."""
 
     folder: Path
-    curves: Mapping[str, History]  # "learned" and "fixed"; the first is the one reported on
+    curves: Mapping[str, Mapping[str, Series]]  # of "learned" and "fixed", the main one first
     config: Mapping[str, Any]  # config.json
     plans: Mapping[str, plans.KeptPlan]
 
@@ -53,8 +61,8 @@ class Run:
 
     def by_round(self, name: str, key: str) -> dict[int, float]:
         """The values of a metric in one of the runs."""
-        curves = self.curves[name]
-        return dict(zip(curves.rounds(key).tolist(), curves[key].tolist(), strict=True))
+        series = self.curves[name][key]
+        return dict(zip(series.rounds.tolist(), series.values.tolist(), strict=True))
 
     @property
     def compared(self) -> bool:
@@ -64,21 +72,27 @@ class Run:
     @property
     def rounds(self) -> int:
         """Training rounds that were run."""
-        curves = self.curves[self.main]
-        return max(int(curves.rounds(key)[-1]) for key in curves)
+        return max(int(series.rounds[-1]) for series in self.curves[self.main].values())
+
+    def metrics(self, name: str | None = None) -> Metrics:
+        """The curves of a run, by default of the one that is reported on."""
+        return Metrics.of(self.curves[name or self.main])
+
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """The names of what evaluations gave."""
+        return tuple(Metrics(eval=self.metrics().eval).named())
 
     @property
     def learned(self) -> tuple[str, ...]:
         """The names of what was learned."""
-        return tuple(self.curves[self.main].under("hyper"))
+        return tuple(self.metrics().hyper)
 
     @property
     def measured(self) -> tuple[str, ...]:
         """The names of what says how good the model is, evaluations first."""
-        curves = self.curves[self.main]
-        evaluated = [key for key in curves if key.startswith("eval.")]
-        evaluated.sort(key=lambda key: not key.endswith("loss"))  # losses first
-        return (*evaluated, *(["loss"] if "loss" in curves else []))
+        evaluated = sorted(self.evaluated, key=lambda key: not key.endswith("loss"))  # losses first
+        return (*evaluated, *Metrics(loss=self.metrics().loss).named())
 
     def sent(self, name: str, rounds: int | None = None) -> int | None:
         """Bytes down and up of all clients in so many training rounds, if the plan is known."""
@@ -95,14 +109,14 @@ def read(folder: Path) -> Run:
             "was given as --out, or as fg.fit(..., out=...)."
         )
     curves = {LEARNED: _history(folder)}
-    if not curves[LEARNED].under("hyper"):
+    if not Metrics.of(curves[LEARNED]).hyper:
         curves = {FIXED: curves[LEARNED]}
     elif (folder / FIXED / "history.jsonl").exists():
         curves[FIXED] = _history(folder / FIXED)
     return Run(folder, curves, _json(folder / "config.json"), plans.kept(folder))
 
 
-def _history(folder: Path) -> History:
+def _history(folder: Path) -> dict[str, Series]:
     """Every number in the history of a run; of a vector, each entry as `name[0]` ..."""
     path = folder / "history.jsonl"
     try:
@@ -113,12 +127,12 @@ def _history(folder: Path) -> History:
         raise ReportError.here(f"{path} is not the history of a run: {error!r}.") from None
     if not len(history):
         raise ReportError.here(f"{path} has no rounds yet. Report again when the run has begun.")
-    found = {}
+    found: dict[str, Series] = {}
     for name, values in history.items():
         rounds = history.rounds(name)
         for i, column in enumerate(np.asarray(values, float).reshape(len(rounds), -1).T):
-            found[name if values.ndim == 1 else f"{name}[{i}]"] = (rounds, column)
-    return History(found)
+            found[name if values.ndim == 1 else f"{name}[{i}]"] = Series(rounds, column)
+    return found
 
 
 def _json(path: Path) -> Mapping[str, Any]:

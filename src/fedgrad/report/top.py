@@ -70,16 +70,16 @@ def _over(run: Run) -> str:
 def _tiles(run: Run) -> list[Html]:
     tiles = [_measured(run, key) for key in run.measured[:2]]
     for name in run.learned[:4]:
-        values = run.curves[run.main][f"hyper.{name}"]
+        values = run.metrics().hyper[name].values
         tiles.append(_tile(name, number(values[-1]), f"learned, from {short(values[0])}"))
     total = run.sent(run.main)
     if total is not None:
         fixed = run.sent(FIXED) if run.main == LEARNED else None
         aside = f"{total / fixed:.2g} times fixed ({memory(fixed)})" if fixed else "down and up"
         tiles.append(_tile("Sent in all", memory(total), aside))
-    rejected = run.curves[run.main].get("rejected")
-    if rejected is not None and rejected.any():
-        tiles.append(_tile("Steps rejected", number(rejected.sum()), "by the guard"))
+    rejected = run.metrics().rejected
+    if rejected and rejected.values.any():
+        tiles.append(_tile("Steps rejected", number(rejected.values.sum()), "by the guard"))
     return tiles
 
 
@@ -87,7 +87,7 @@ def _measured(run: Run, key: str) -> Html:
     words = measure(key)
     last, values = run.ends(key)
     if FIXED not in values or len(values) < 2:
-        return _tile(title(key), words(run.curves[run.main][key][-1]), "at the end")
+        return _tile(title(key), words(run.curves[run.main][key].values[-1]), "at the end")
     value, other = values[LEARNED], values[FIXED]
     what = title(key) if last == run.rounds else f"{title(key)}, round {last:,}"
     compared = change(key, value, other)
