@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import needs
 
 
 class TensorBoard:
@@ -44,11 +44,6 @@ def tensorboard(folder: str | os.PathLike[str]) -> TensorBoard:
 
 
 def _writer() -> Any:
-    try:
+    with needs("fg.tensorboard", "tensorboard"):
         from tensorboardX import SummaryWriter
-    except ImportError:
-        raise ArgumentError.here(
-            "fg.tensorboard needs tensorboardX, which is not installed: "
-            "pip install 'fedgrad[tensorboard]'."
-        ) from None
     return SummaryWriter
