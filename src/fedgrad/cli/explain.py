@@ -8,8 +8,8 @@ from rich.text import Text
 
 from fedgrad.ad.planner import CostModel
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.imported import attribute_of, imported
 from fedgrad.core.program import Program
-from fedgrad.federation.protocol.data import load
 from fedgrad.show.explain import explain
 
 EXPLAIN = """\
@@ -43,10 +43,10 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan of the program and the table of modes."""
-    program = load(options.program, "a program as module:name")
+    module, program = imported(options.program, "a program as module:name")
     if not isinstance(program, Program):
         raise ArgumentError(f"{options.program} is not a program but {type(program).__name__}.")
-    arguments = load(f"{options.program.partition(':')[0]}:{options.arguments}")
+    arguments = attribute_of(module, options.arguments)
     arguments = arguments() if callable(arguments) else arguments
     if not isinstance(arguments, tuple | list):
         kind = type(arguments).__name__
