@@ -25,8 +25,8 @@ from fedgrad.algorithms.effect import require_effect
 from fedgrad.algorithms.objective import client_loss
 from fedgrad.algorithms.parametrisation import Bounds, learned
 from fedgrad.algorithms.safeguards import choose, guarded, limited, ran_away
-from fedgrad.clients.cohort import Population
 from fedgrad.clients.examples import Examples
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.operations import broadcast, mean
 from fedgrad.core.placement import CLIENTS, Placement

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.clients.sampling import Clients
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import require_whole
 from fedgrad.training.config import describe
 from fedgrad.training.course import Course
@@ -42,7 +42,7 @@ class Result:
 
 def fit(
     algorithm: Algorithm,
-    clients: Clients,
+    clients: Population,
     *,
     params: Any,
     rounds: int,
@@ -93,7 +93,7 @@ def fit(
             at,
             rounds,
             history,
-            evaluations.like(algorithm.round, _is_stacked(first.params, params)),
+            evaluations.like(course.algorithm.round, _is_stacked(first.params, params)),
             callbacks,
             kept,
             shown,

@@ -121,7 +121,7 @@ class Flower:
         """All clients, with examples of which each has its own number: for `fg.fit`, and for
         cohorts by `population.sample(key, size)`. `expect` and `wait` as in `clients`."""
         everyone = examples(self.federation, part, self._attendance(None, expect, wait))
-        return NodePopulation(everyone, self.over_select)
+        return NodePopulation(everyone, self, self.over_select)
 
     def _attendance(self, which: Any, expect: Any, wait: float) -> Attendance:
         return Attendance.read(self.terms.drop, which, expect, wait)
