@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import fedgrad as fg
 
 LABELS, CLIENTS, EXAMPLES = 8, 20, 30
-# mode: colour, line, and how far its name is moved up
-MODES = {
-    "forward": ("#2b5a9b", "-", 0),
-    "mixed": ("#1e7a55", "-", 0),
-    "reverse": ("#a3541a", (0, (4, 6)), 12),
+LOOKS: dict[str, tuple[str, str, Any]] = {
+    "forward": ("forward", "p0", "line"),
+    "reverse": ("reverse, asks clients twice", "p2", "dashed"),
+    "mixed": ("mixed", "p1", "line"),
+    "auto": ("what auto takes", "p3", "broad"),
 }
 
 
@@ -61,39 +61,19 @@ def bills(sizes: list[int], cost: fg.CostModel) -> dict[str, list[float]]:
 
 
 def plot(path: str, sizes: list[int]) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("No plot: it needs matplotlib. Install it with: pip install 'fedgrad[plots]'")
-        return
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for axis, up in zip(axes, (1, 20), strict=True):
+    charts = []
+    for up in (1, 20):
         prices = bills(sizes, fg.CostModel(down=1 / 4, up=up / 4))  # per float, not per byte
-        axis.loglog(sizes, prices["auto"], color="#e3b93a", linewidth=10, alpha=0.5)
-        for mode, (colour, style, shift) in MODES.items():
-            axis.loglog(sizes, prices[mode], linestyle=style, color=colour, linewidth=1.8)
-            axis.annotate(
-                mode,
-                (sizes[-1], prices[mode][-1]),
-                (8, shift),
-                color=colour,
-                va="center",
-                textcoords="offset points",
-            )
-        title = (
-            "a float up costs as much as one down" if up == 1 else f"a float up costs {up}× as much"
+        curves = [
+            fg.charts.Curve(name, sizes, prices[mode], colour, look)
+            for mode, (name, colour, look) in LOOKS.items()
+        ]
+        title = f"a float up costs {'as much as' if up == 1 else f'{up} times'} one down"
+        x_axis = fg.charts.axis(sizes, logarithmic=True)
+        charts.append(
+            fg.charts.Chart(title, curves, "model size m", "price per client", x_axis=x_axis)
         )
-        axis.set_title(title, fontsize=11)
-        axis.set_xlabel("model size m")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    axes[0].set_ylabel("price per client")
-    notes = {"broad: what auto takes": "#8a6800", "dashed: asks clients twice": MODES["reverse"][0]}
-    for i, (note, colour) in enumerate(notes.items()):
-        axes[0].text(0.04, 0.93 - 0.07 * i, note, color=colour, transform=axes[0].transAxes)
-    figure.suptitle(f"Gradient by {LABELS} distilled labels of a model of size m", fontsize=12)
-    figure.savefig(path, dpi=150)
+    fg.charts.Figure([fg.charts.alike(charts)]).save(path)
     print(f"The plot is in {path}")
 
 
@@ -107,7 +87,7 @@ def main(sizes: list[int] | None = None, steps: int = 40) -> None:
             print(f"step {i:2}  loss of a model trained on the labels {now:.4f}")
         labels = labels - 2.0 * gradient
     Path("out").mkdir(exist_ok=True)
-    plot("out/distillation.png", sizes or [2, 4, 8, 16, 32, 64, 512, 65536])
+    plot("out/distillation.svg", sizes or [2, 4, 8, 16, 32, 64, 512, 65536])
 
 
 if __name__ == "__main__":

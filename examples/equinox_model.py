@@ -27,7 +27,7 @@ def loss(params: Any, batch: Any) -> jax.Array:
 
 
 algorithm = fg.self_tuning(
-    fg.fed_avgm(loss, client_learning_rate=0.1, server_learning_rate=0.1, momentum=0.5),
+    fg.fed_avgm(loss, client=0.1, server_learning_rate=0.1, momentum=0.5),
     learn="server",
     optimizer=optax.adam(0.05),
 )

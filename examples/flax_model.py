@@ -38,7 +38,7 @@ def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
 
 
 algorithm = fg.self_tuning(
-    fg.fed_avg(loss, client_learning_rate=0.01), learn="client", optimizer=optax.adam(0.01)
+    fg.fed_avg(loss, client=0.01), learn="client", optimizer=optax.adam(0.01)
 )
 program = algorithm.round
 

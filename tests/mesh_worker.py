@@ -223,7 +223,7 @@ def training_runs_unchanged():
         return (batch["x"] @ w - batch["y"] / 100) ** 2
 
     algorithm = fg.self_tuning(
-        fg.fed_avg(loss, client_learning_rate=0.02, batch_size=10), learn="server.learning_rate"
+        fg.fed_avg(loss, fg.local_training(0.02, batch_size=10)), learn="server.learning_rate"
     )
     train = functools.partial(
         fg.fit, algorithm, params=W, rounds=3, cohort_size=6, key=jax.random.key(0), progress=False

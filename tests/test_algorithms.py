@@ -24,7 +24,8 @@ EXECUTORS = {
 }
 COHORTS = [[0, 1, 2], [3, 1, 0], [2, 3, 1]]
 RATE = 0.3  # of the clients
-ORDERED = {"client_learning_rate": RATE, "batch_size": BATCH, "shuffle": False}
+ordered = functools.partial(fg.local_training, batch_size=BATCH, shuffle=False)
+ORDERED = {"client": ordered(RATE)}
 
 
 def run(algorithm, executor=None, cohorts=COHORTS, params=None, key=0, hyper=None):
@@ -164,14 +165,14 @@ TABLE = {
     ),
     # and what can be said to any of them
     "epochs": Row(
-        fg.fed_avg(loss, **ORDERED, epochs=2, weighting="uniform"),
+        fg.fed_avg(loss, ordered(RATE, epochs=2), weighting="uniform"),
         sgd(),
         weights=np.ones_like,
         order={"epochs": 2},
     ),
-    "steps": Row(fg.fed_avg(loss, **ORDERED, steps=4), sgd(), order={"steps": 4}),
+    "steps": Row(fg.fed_avg(loss, ordered(RATE, steps=4)), sgd(), order={"steps": 4}),
     "client adam": Row(
-        fg.fed_avg(loss, batch_size=100, steps=3, shuffle=False, client=optax.adam(0.1)),
+        fg.fed_avg(loss, ordered(optax.adam(0.1), batch_size=100, steps=3)),
         sgd(),
         client=lambda: Adam(0.1),
         order={"size": 100, "steps": 3},
@@ -179,10 +180,8 @@ TABLE = {
     "power": Row(
         fg.fed_avg(
             loss,
-            batch_size=BATCH,
-            shuffle=False,
+            ordered(fg.optimizer(optax.sgd, learning_rate=0.2, momentum=0.5)),
             weighting="power",
-            client=fg.optimizer(optax.sgd, learning_rate=0.2, momentum=0.5),
         ),
         sgd(),
         client=lambda: Sgd(0.2, momentum=0.5),
@@ -190,7 +189,7 @@ TABLE = {
     "rates by layer": Row(
         fg.fed_avg(
             loss,
-            **ORDERED | {"client_learning_rate": {"b": 1, "w": 0.25}},
+            ordered({"b": 1, "w": 0.25}),
             server_learning_rate={"b": 0.5, "w": 2.0},
         ),
         sgd(np.array([0.5, 2.0, 2.0])),
@@ -279,10 +278,10 @@ def spelled(params, batch):
 
 
 SPELLING = {
-    epochs: fg.fed_avg(
-        spelled, 1 - 1 / BASE, batch_size=1, epochs=epochs, weighting="uniform", steps=steps
+    key: fg.fed_avg(
+        spelled, fg.local_training(1 - 1 / BASE, batch_size=1, **many), weighting="uniform"
     )
-    for epochs, steps in ((2, None), (1, 8))
+    for key, many in ((2, {"epochs": 2}), (1, {"steps": 8}))
 }
 
 
@@ -333,7 +332,7 @@ def test_steps_go_round_in_one_shuffled_order():
 
 def test_arrays_of_equal_clients_are_a_cohort():
     clients = by_hand.make_clients([8, 8, 8])
-    algorithm = fg.fed_avg(loss, batch_size=3, epochs=2)
+    algorithm = fg.fed_avg(loss, fg.local_training(batch_size=3, epochs=2))
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *clients)
     key = jax.random.key(3)
     state, hyper = algorithm.init(as_params(START)), algorithm.hyper
@@ -370,7 +369,9 @@ def test_a_random_loss_gets_a_new_key_each_time(random):
     clients, size, steps = 300, 4, 5
     population = fg.population([{"y": np.zeros(size)}] * clients)
     algorithm = fg.fed_avg(
-        random, 1.0, batch_size=size, epochs=steps, weighting="uniform", shuffle=False
+        random,
+        fg.local_training(1.0, batch_size=size, epochs=steps, shuffle=False),
+        weighting="uniform",
     )
     state = algorithm.init(jnp.zeros(()))
 
@@ -481,7 +482,7 @@ def same_rounds(algorithm, hyper, values):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_hyperparameter_can_be_a_schedule(name):
     """All of them at once, each with a decay of its own."""
-    algorithm = ALGORITHMS[name](loss, batch_size=BATCH, shuffle=False)
+    algorithm = TABLE[name].algorithm
     known = fg.hyper.paths(algorithm.hyper)
     values = {path: decay(v, 0.7 + 0.02 * i) for i, (path, v) in enumerate(known.items())}
     same_rounds(algorithm, fg.hyper.replace(algorithm.hyper, values), values)
@@ -490,7 +491,7 @@ def test_every_hyperparameter_can_be_a_schedule(name):
 COSINE, LINEAR = optax.cosine_decay_schedule(0.3, 4), optax.linear_schedule(0.9, 0.2, 3)
 SCHEDULED = {  # what a user writes, and what the schedules are called
     "client rate": (
-        lambda: fg.fed_avg(loss, client_learning_rate=COSINE),
+        lambda: fg.fed_avg(loss, client=COSINE),
         {"client.learning_rate": COSINE},
     ),
     "client optimizer": (
@@ -524,7 +525,7 @@ def test_a_schedule_counts_rounds(make, values):
 
 
 def test_a_schedule_of_the_servers_own_optimizer_counts_rounds_too():
-    options = {"client": optax.sgd(0.1), "batch_size": BATCH}
+    options = {"client": fg.local_training(optax.sgd(0.1), batch_size=BATCH)}
     ours = fg.fed_opt(loss, server=fg.optimizer(optax.sgd, learning_rate=COSINE), **options)
     theirs = fg.fed_opt(loss, server=optax.sgd(COSINE), **options)
     found, expected = run(ours)[0], run(theirs)[0]
@@ -572,8 +573,7 @@ def test_a_function_is_a_schedule_where_a_number_is_expected(make, arguments, le
 def test_a_function_that_is_passed_on_counts_by_itself():
     """The server's optimizer keeps its state, and with it the count of a schedule of its own."""
     server = fg.optimizer(warmed_up, learning_rate=0.7, warmup=LINEAR)
-    client = optax.sgd(RATE)
-    found = run(fg.fed_opt(loss, server=server, client=client, batch_size=BATCH, shuffle=False))[0]
+    found = run(fg.fed_opt(loss, server=server, client=ordered(optax.sgd(RATE))))[0]
     expected = run(fg.fed_avg(loss, server_learning_rate=lambda t: 0.7 * LINEAR(t), **ORDERED))[0]
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(as_vector(a), as_vector(b), rtol=1e-6)
@@ -641,7 +641,7 @@ def test_a_schedule_is_no_number(use):
 
 def test_schedules_side_by_side():
     """All trials follow the schedule, and each has its own number for the rest."""
-    algorithm = fg.fed_avg(loss, client_learning_rate=COSINE, batch_size=BATCH)
+    algorithm = fg.fed_avg(loss, fg.local_training(COSINE, batch_size=BATCH))
     rates = {"server.learning_rate": jnp.array([0.5, 1.0])}
     trials = fg.side_by_side(algorithm, fg.hyper.replace(algorithm.hyper, rates))
     together, _ = run(trials)
@@ -748,6 +748,10 @@ def untraced(round):
     return 0.5 if round < 3 else 0.1
 
 
+def plain_gradient_twice(loss):
+    raise AssertionError("nobody asks for it")
+
+
 def at_round(algorithm, params=None):
     return lambda: run(algorithm(), cohorts=COHORTS[:1], params=params)
 
@@ -770,7 +774,7 @@ MISTAKES = {
         r"rates of \['w'\] do not fit",
     ),
     "client rates of another model": (
-        at_round(lambda: fg.fed_avg(loss, client_learning_rate={"w": 1.0, "c": 1.0})),
+        at_round(lambda: fg.fed_avg(loss, client={"w": 1.0, "c": 1.0})),
         r"rates of \['c', 'w'\] do not fit",
     ),
     "a schedule inside": (
@@ -807,7 +811,7 @@ MISTAKES = {
         for name, client in SCHEDULES_INSIDE.items()
     },
     "a schedule of vectors": (
-        lambda: fg.fed_avg(loss, client_learning_rate=lambda t: jnp.ones(2) * t),
+        lambda: fg.fed_avg(loss, client=lambda t: jnp.ones(2) * t),
         "'client.learning_rate' is a function.*one number",
     ),
     "a schedule that is not traced": (
@@ -827,9 +831,9 @@ MISTAKES = {
         }.items()
     },
     "a state that does not count": (
-        lambda: fg.fed_avg(loss, client_learning_rate=COSINE).round(
+        lambda: fg.fed_avg(loss, client=COSINE).round(
             fg.fed_avg(loss).init(as_params(START)),
-            fg.fed_avg(loss, client_learning_rate=COSINE).hyper,
+            fg.fed_avg(loss, client=COSINE).hyper,
             POPULATION.select([0, 1]),
             jax.random.key(0),
         ),
@@ -841,9 +845,32 @@ MISTAKES = {
     ),
     "integers": (lambda: fg.fed_avg(loss).init({"w": np.arange(3)}), "found int64"),
     "text": (lambda: fg.fed_avg(loss).init({"w": "zeros"}), "found str"),
-    "batch": (lambda: fg.fed_avg(loss, batch_size=0), "batch_size=0"),
-    "epochs": (lambda: fg.fed_avg(loss, epochs=1.5), "epochs=1.5"),
-    "steps": (lambda: fg.fed_avg(loss, steps=-1), "steps=-1"),
+    "batch": (lambda: fg.local_training(batch_size=0), "batch_size=0"),
+    "batch, fed_sgd": (lambda: fg.fed_sgd(loss, batch_size=0), "batch_size=0"),
+    "epochs": (lambda: fg.local_training(epochs=1.5), "epochs=1.5"),
+    "steps": (lambda: fg.local_training(steps=-1), "steps=-1"),
+    "epochs and steps": (lambda: fg.local_training(epochs=1, steps=3), "give one of them"),
+    "two gradients": (
+        lambda: fg.fed_prox(loss, fg.local_training(gradient=plain_gradient_twice)),
+        "a gradient of its own",
+    ),
+    "no local training": (
+        lambda: fg.fed_sgd(loss, epochs=7, steps=3),
+        r"fed_sgd\(\) has no argument 'epochs'. It has no local training",
+    ),
+    "of local training": (
+        lambda: fg.fed_yogi(loss, batch_size=10),
+        r"fed_yogi\(\) has no argument 'batch_size'. .*client=fg.local_training\(..., batch_size=",
+    ),
+    **{
+        f"typo in {make.__name__}": (
+            lambda make=make: make(loss, weightin="uniform"),
+            rf"{make.__name__}\(\) has no argument 'weightin'. Did you mean 'weighting'\?",
+        )
+        for make in ALGORITHMS.values()
+    },
+    "too much": (lambda: fg.fed_exp(loss, 0.1, 1.0), r"fed_exp\(\): too many positional"),
+    "too little": (lambda: fg.fed_opt(loss, client=0.1), r"fed_opt\(\): missing.*'server'"),
     "column": (at_round(lambda: fg.fed_avg(lambda p, b: loss(p, b)[:, None])), r"\(20,\)"),
     "wrong size": (at_round(lambda: fg.fed_avg(lambda p, b: loss(p, b)[1:])), r"\(19,\)"),
     "pair": (at_round(lambda: fg.fed_avg(lambda p, b: (loss(p, b), {}))), "one number"),

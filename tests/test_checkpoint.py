@@ -136,7 +136,7 @@ def test_a_run_that_failed_goes_on_bit_by_bit(at, tmp_path):
 
 
 def test_a_self_tuned_run_goes_on_bit_by_bit(tmp_path):
-    plain = fg.fed_adam(mean_square, batch_size=4)
+    plain = fg.fed_adam(mean_square, fg.local_training(batch_size=4))
     tuned = fg.self_tuning(plain, ["server.learning_rate", "client.learning_rate"])
     train(tuned, rounds=4, out=tmp_path)
     resumed = train(tuned, rounds=8, out=tmp_path)
@@ -196,7 +196,7 @@ def decay(start, later=1.0):
     return lambda round: jnp.where(round < 6000, start / (1 + round), later)
 
 
-SCHEDULED = fg.fed_avg(mean_square, client_learning_rate=decay(0.1))
+SCHEDULED = fg.fed_avg(mean_square, client=decay(0.1))
 OTHERWISE = {
     "start": (decay(0.5), "hyper.client.learning_rate: a schedule, 0.1, 0.05, .* 0.5, 0.25, .*now"),
     "late": (decay(0.1, later=2.0), "algorithm.schedules.client.learning_rate: "),
@@ -217,10 +217,10 @@ def test_another_schedule_is_another_run(rate, message, federated, tmp_path):
         return train(algorithm.on(on), clients, rounds, out=tmp_path)
 
     run(SCHEDULED, 1)
-    same = fg.fed_avg(mean_square, client_learning_rate=decay(0.1))
+    same = fg.fed_avg(mean_square, client=decay(0.1))
     assert run(same, 2).rounds == 2
     with pytest.raises(RunFolderError, match=message):
-        run(fg.fed_avg(mean_square, client_learning_rate=rate), 3)
+        run(fg.fed_avg(mean_square, client=rate), 3)
 
 
 def test_another_version_may_go_on_with_a_run(tmp_path, monkeypatch):

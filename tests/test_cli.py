@@ -28,7 +28,6 @@ from fedgrad.cli.tune import tuning
 from fedgrad.cli.tuning import Tuning, prepare
 from fedgrad.experiments import EXPERIMENTS
 from fedgrad.experiments.claims import Claim
-from fedgrad.experiments.drawing import panels
 from fedgrad.experiments.experiment import Experiment
 from fedgrad.experiments.results import Results
 from fedgrad.experiments.tables import Table
@@ -276,9 +275,9 @@ def test_another_run_in_the_same_folder(copied, capsys):
         ["--set", "server.learning_rate=0.5,server.momentum=0.0", "--seed", "3"],
         ["--cohort", "7", "--batch-size", "4", "--epochs", "2", "--weighting", "power"],
         ["--schedule", "serial", "--gradient-from", "same", "--mode", "forward"],
-        ["--parametrisation", "log", "--hyper-optimizer", "adam", "--hyper-learning-rate", "0.1"],
-        ["--parametrisation", "server.learning_rate=log,server.momentum=logit"],
-        ["--bounds", "server.learning_rate=0.01:2.0", "--clip", "1.0", "--normalise"],
+        ["--parametrization", "log", "--hyper-optimizer", "adam", "--hyper-learning-rate", "0.1"],
+        ["--parametrization", "server.learning_rate=log,server.momentum=logit"],
+        ["--bounds", "server.learning_rate=0.01:2.0", "--clip", "1.0", "--normalize"],
         ["--task-option", "clients=20,alpha=0.5"],
     ],
     ids=" ".join,
@@ -305,7 +304,7 @@ def test_options_given_twice_are_merged():
 
 def test_options_reach_the_algorithm():
     flags = "--algorithm fedavg --learn client --set client.learning_rate=0.5 --cohort 4"
-    flags += " --weighting power --parametrisation log --task-option clients=6 --schedule serial"
+    flags += " --weighting power --parametrization log --task-option clients=6 --schedule serial"
     prepared = prepare(tuning(parse(["tune", "synthetic", *flags.split()])))
     for algorithm in prepared.algorithms.values():
         assert algorithm.hyper["client"]["learning_rate"] == 0.5
@@ -368,8 +367,8 @@ def test_wrong_words_exit_with_2_and_usage(capsys, words, message):
     [
         (["--learn", "server.learning_rat"], "Did you mean 'server.learning_rate'?"),
         (["--set", "server.momentun=0.5"], "Did you mean 'server.momentum'?"),
-        (["--parametrisation", "lgo"], "Did you mean 'log'?"),
-        (["--parametrisation", "logit"], "finite bounds"),
+        (["--parametrization", "lgo"], "Did you mean 'log'?"),
+        (["--parametrization", "logit"], "finite bounds"),
         (["--bounds", "client.learning_rate=0:1"], "not learned"),
         (["--algorithm", "fedexp"], "--learn: "),
         (["--task-option", "client=5"], "Did you mean 'clients'?"),
@@ -437,12 +436,9 @@ def experiment(monkeypatch):
         return Results("made-up", {}, {}, arrays)
 
     def figures(results):
-        def draw(ink):
-            figure, axes = panels(ink, 1, 1)
-            axes[0, 0].plot(results.arrays["loss"], color=ink.curves[0])
-            return figure
-
-        return {"loss": draw}
+        loss = results.arrays["loss"]
+        curve = fg.charts.Curve("loss", range(1, len(loss) + 1), loss)
+        return {"loss": fg.charts.Figure([[fg.charts.Chart("Loss", [curve], "round")]])}
 
     made = Experiment(
         name="made-up",
@@ -474,7 +470,7 @@ def test_reproduce(experiment, tmp_path, capsys, monkeypatch):
     assert "1 of 2 tested claims hold" in out and "out/made-up/report.html" in out
     folder = tmp_path / "out" / "made-up"
     report = (folder / "report.html").read_text()
-    assert "Does not hold" in report and "<svg" in report and 'class="fedgrad"' in report
+    assert "Does not hold" in report and "<svg" in report and 'class="plot"' in report
     # The report can be made again from the folder alone.
     (folder / "report.html").unlink()
     assert main(["report", str(folder), "--quiet"]) == 0

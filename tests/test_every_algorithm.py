@@ -29,9 +29,14 @@ class Row:
     start: Mapping[str, float] = dataclasses.field(default_factory=dict)
     only: tuple[str, ...] = ()  # what this row is about; by default, everything
 
-    def make(self, loss, **options):
-        made = ALGORITHMS[self.name](loss, shuffle=False, **{**options, **self.options})
-        return dataclasses.replace(made, hyper=fg.hyper.replace(made.hyper, self.start))
+    def make(self, loss, batch_size=20, **many):
+        make, options = ALGORITHMS[self.name], dict(self.options)
+        rate = options.pop("client", 0.1)
+        if self.name == "fedsgd":
+            work = {"batch_size": batch_size}
+        else:
+            work = {"client": fg.local_training(rate, batch_size=batch_size, shuffle=False, **many)}
+        return make(loss, **work, **options).starting(self.start)
 
     @property
     def learn(self):
@@ -49,7 +54,7 @@ TABLE = {
     "layers": Row(
         "fedavg",
         {
-            "client_learning_rate": {"b": 0.1, "w": 0.2},
+            "client": {"b": 0.1, "w": 0.2},
             "server_learning_rate": {"b": 0.5, "w": 2.0},
         },
     ),

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
 
 import jax
@@ -15,7 +16,6 @@ from fedgrad.experiments import (
     EXPERIMENTS,
     ExperimentError,
     Results,
-    drawing,
     experiment,
     load,
     reproduce,
@@ -108,45 +108,32 @@ def test_the_report_counts_what_was_tested():
 
 
 def test_a_figure_follows_the_readers_theme(tmp_path):
-    def draw(ink):
-        figure, axes = drawing.panels(ink, 1, 2)
-        for one in axes[0]:
-            one.plot([0, 1], color=ink.curves[0], label="a curve")
-            drawing.band(one, np.arange(2), np.zeros(2), np.ones(2), ink.curves[1])
-        drawing.legend(axes[0, 0], ink)
-        return figure
-
-    files = drawing.save({"picture": draw}, tmp_path)
-    assert [f.name for f in files] == ["picture.svg", "picture.png", "picture-dark.png"]
-    svg = files[0].read_text()
-    assert "a curve" in svg  # text stays text
-    used = set(re.findall(r"var\((--fg-\w+)", svg))
-    assert {"--fg-paper", "--fg-p0", "--fg-p1", "--fg-ink", "--fg-quiet"} <= used
-    style = re.search(r"<style>(.*?)</style>", svg)[1]
+    x = np.arange(3)
+    curves = [
+        fg.charts.Curve("a curve", x, x / 2, "p0", band=(x - 1, x + 1)),
+        fg.charts.Curve("dots <&>", x, x[::-1], "p1", "dots"),
+    ]
+    chart = fg.charts.Chart("a heading", curves, "round", "a name")
+    figure = fg.charts.Figure([fg.charts.alike([chart, chart]), [chart]])
+    figure.save(tmp_path / "picture.svg")
+    svg = (tmp_path / "picture.svg").read_text()
+    assert svg == figure.svg() == figure._repr_svg_()
+    root = ElementTree.fromstring(svg)
+    words = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert words.count("a heading") == 3 and "dots <&>" in words  # text stays text
+    # Charts of a row that are alike share the labels of their axis.
+    assert words.count("a name") == 2 and words.count("2") == 2 + 3
+    style = root.find("{http://www.w3.org/2000/svg}style").text
+    used = {name for e in root.iter() for name in (e.get("class") or "").split()}
+    assert {"fill-paper", "stroke-p0", "fill-p0", "stroke-p1", "fill-ink", "fill-quiet"} <= used
     light, dark = style.split("@media (prefers-color-scheme:dark)")
-    for name in used:
-        assert f"{name}:#" in light and f"{name}:#" in dark
-    # Black, which is not one of ours, would be unreadable on dark paper.
-    assert not re.findall(r"(?:fill|stroke): (?:#000000|black)", svg)
-    before = svg
-    drawing.save({"picture": draw}, tmp_path)
-    assert files[0].read_text() == before
-    pixels = [matplotlib_corner(f) for f in files[1:]]
-    assert pixels[0] > 0.9 and pixels[1] < 0.2
-
-
-def matplotlib_corner(path):
-    from matplotlib.image import imread
-
-    return imread(path)[0, 0, :3].mean()
-
-
-def test_figures_without_matplotlib_say_what_to_install(monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ExperimentError, match=r"pip install 'fedgrad\[plots\]'"):
-        drawing.panels(drawing.LIGHT, 1, 1)
+    for name in used - {"fedgrad", "curve", "grid"}:
+        # Every colour has a rule, also for viewers without variables, and a dark one.
+        colour = name.partition("-")[2]
+        assert f".{name}{{" in light.split("@supports")[0] and f"--fg-{colour}:#" in dark
+    # What has no colour of ours would be black, which is unreadable on dark paper.
+    shapes = [e for e in root.iter() if e.tag.rpartition("}")[2] in ("text", "path", "rect")]
+    assert all(re.search(r"\b(fill|stroke)-", e.get("class")) for e in shapes)
 
 
 # ---- the registry
@@ -254,8 +241,7 @@ def test_each_claim_of_client_weighting_can_fail(broken):
 
 def test_client_weighting_is_shown(tmp_path):
     shown = show(experiment("client-weighting"), GOOD, tmp_path)
-    names = {path.name for path in shown.files}
-    assert {"loss.svg", "loss-dark.png", "exponent.png"} <= names
+    assert set(shown.figures) == {"loss", "exponent"} and (tmp_path / "exponent.svg").exists()
     svg = (tmp_path / "loss.svg").read_text()
     for label in ("q = 1, by examples", "q = 0, uniform", "q learned from 1", "serial", "parallel"):
         assert label in svg
@@ -283,7 +269,9 @@ def small_run(tmp_path_factory):
 def test_fixed_exponents_are_the_usual_weightings(small_run, curve, kind):
     settings, _, shown = small_run
     task = make_task("synthetic", clients=6, seed=0)
-    usual = fg.fed_avg(task.loss, 0.01, batch_size=10, weighting=kind, shuffle=False)
+    usual = fg.fed_avg(
+        task.loss, fg.local_training(0.01, batch_size=10, shuffle=False), weighting=kind
+    )
     params = task.init(jax.random.key(0))
     store = jax.tree.map(lambda x: x[: task.train.counts.sum()], task.train.everyone.store)
     for rounds, index in ((2, 1), (4, 2)):
@@ -319,7 +307,7 @@ def test_a_run_that_is_done_is_not_run_again(small_run, monkeypatch):
     def refuse(*args):
         pytest.fail("a model was evaluated")
 
-    monkeypatch.setattr(weighting, "_evaluations", lambda task: {"train": refuse, "test": refuse})
+    monkeypatch.setattr(fg.Evaluation, "__call__", refuse)
     again = weighting.run(out, settings, False)
     for name, array in shown.results.arrays.items():
         np.testing.assert_array_equal(again.arrays[name], array)
@@ -424,22 +412,22 @@ def test_server_optimizer_is_tabulated():
 
 def test_server_optimizer_is_drawn():
     results = server_results()
-    drawings = experiment("server-optimizer").figures(results)
-    assert list(drawings) == [
+    figures = experiment("server-optimizer").figures(results)
+    assert list(figures) == [
         "best-of-n", "trial-by-trial", "trajectories-digits", "trajectories-synthetic"
     ]  # fmt: skip
-    figures = {name: draw(drawing.LIGHT) for name, draw in drawings.items()}
-    assert {len(figure.axes) for figure in figures.values()} == {8}
-    fixed, learned = figures["best-of-n"].axes[1].lines  # digits, random client
+    assert {sum(map(len, figure.rows)) for figure in figures.values()} == {8}
+    learned, fixed = figures["best-of-n"].rows[0][1].curves  # digits, random client
     for kind, line in (("fixed", fixed), ("learned", learned)):
-        expected = 100 * outcome(results, "digits", RANDOM_CLIENT, kind).best.mean
-        np.testing.assert_allclose(line.get_ydata(), expected)
-    dots = figures["trial-by-trial"].axes[1].lines[1]
-    np.testing.assert_allclose(dots.get_xdata(), 100 * np.linspace(0.1, 0.8, 50))
-    np.testing.assert_allclose(dots.get_ydata(), 100 * np.linspace(0.6, 0.85, 50))
-    trial = figures["trajectories-digits"].axes[0].lines[0]
-    np.testing.assert_allclose(trial.get_xdata(), [0, 100, 200])
-    np.testing.assert_allclose(trial.get_ydata(), [0.9, 0.0, 0.5])
+        expected = outcome(results, "digits", RANDOM_CLIENT, kind).best.mean
+        np.testing.assert_allclose(line.y, expected)
+        assert line.name == kind
+    dots = figures["trial-by-trial"].rows[0][1].curves[0]
+    np.testing.assert_allclose(dots.x, np.linspace(0.1, 0.8, 50))
+    np.testing.assert_allclose(dots.y, np.linspace(0.6, 0.85, 50))
+    trial = figures["trajectories-digits"].rows[0][0].curves[0]
+    np.testing.assert_allclose(trial.x, [0, 100, 200])
+    np.testing.assert_allclose(trial.y, [0.9, 0.0, 0.5])
 
 
 # ---- server optimizer: a small run

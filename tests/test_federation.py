@@ -395,7 +395,7 @@ def test_training_and_tuning_run_unchanged():
     def loss(params, batch):
         return (batch["x"] @ params - batch["y"]) ** 2
 
-    algorithm = fg.fed_avgm(loss, client_learning_rate=0.05, batch_size=2)
+    algorithm = fg.fed_avgm(loss, fg.local_training(0.05, batch_size=2))
     algorithm = fg.self_tuning(algorithm, learn=["server.learning_rate"])
     executor = flower(InProcess.of(RAGGED))
 
@@ -431,7 +431,7 @@ ILL = {
 }
 ALGORITHMS = {
     "fed_sgd": lambda loss: fg.fed_sgd(loss, 0.1, batch_size=4),
-    "fed_avg": lambda loss: fg.fed_avg(loss, client_learning_rate=0.1, batch_size=4),
+    "fed_avg": lambda loss: fg.fed_avg(loss, fg.local_training(0.1, batch_size=4)),
 }
 
 

@@ -26,7 +26,7 @@ CLIENTS = fg.population(POINTS)
 KEY = jax.random.key(3)
 # Compiled once.
 LINE = line()
-PLAIN = fg.fed_avgm(mean_square, client_learning_rate=0.05, batch_size=4)
+PLAIN = fg.fed_avgm(mean_square, fg.local_training(0.05, batch_size=4))
 TUNED = fg.self_tuning(PLAIN, "server.learning_rate", optax.sgd(0.01))
 RATES = np.array([0.01, 0.1, 0.3], np.float32)
 TRIALS = fg.side_by_side(LINE, {"rate": RATES, "noise": 0.0})

@@ -122,7 +122,7 @@ def of_fedgrad(path):
     return {name for name in found if name.split(".")[0] == "fedgrad"}
 
 
-EXPERIMENTS = [p for p in sorted(ROOT.glob("experiments/**/*.py")) if p.stem != "drawing"]
+EXPERIMENTS = sorted(ROOT.glob("experiments/**/*.py"))
 EXAMPLES = sorted((ROOT.parents[1] / "examples").glob("*.py"))
 
 

@@ -100,7 +100,7 @@ def test_a_model_is_trained_as_it_is(model):
     def loss(params, batch):
         return cross_entropy(scores(params, batch["x"]), batch)
 
-    plain = fg.fed_avg(loss, 0.3, batch_size=8, shuffle=False)
+    plain = fg.fed_avg(loss, fg.local_training(0.3, batch_size=8, shuffle=False))
     tuned = fg.self_tuning(plain, "server.learning_rate", gradient_from="same")
     everyone, key = POPULATION.everyone, jax.random.key(0)
     state, losses, rates = tuned.init(params), [], []

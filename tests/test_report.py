@@ -21,14 +21,15 @@ from fedgrad.experiments.experiment import Experiment, Reproduction
 from fedgrad.experiments.results import Results
 from fedgrad.experiments.tables import Table
 from fedgrad.report import plans, run
-from fedgrad.report.axis import axis
-from fedgrad.report.charts import Curve, chart
+from fedgrad.report.charts import html as html_of
 from fedgrad.report.experiment import experiment_page, score, size_of
-from fedgrad.report.markup import Html, element, join
 from fedgrad.report.page import ReportError, picture
 from fedgrad.report.top import verdict
 from fedgrad.report.words import change
 from fedgrad.report.write import write_report, write_run_report
+from fedgrad.show.axis import axis
+from fedgrad.show.charts import Chart, Curve, Figure, alike
+from fedgrad.show.markup import Html, element, join
 from fedgrad.show.numbers import memory, number, percent, short
 
 HOSTILE = "<script>window.hacked=1</script>\"'&<img src=x onerror=window.hacked=1>"
@@ -235,10 +236,14 @@ def read_back(figure):
     return curves
 
 
+def chart(*curves):
+    return html_of(Chart("Loss", curves, "round"))
+
+
 def test_a_chart_shows_the_values():
     x = list(range(1, 41))
     ours, theirs = ([a * math.sin(i / 5) + 2 for i in x] for a in (1, 1.5))
-    figure = chart("Loss", [Curve("ours", x, ours), Curve("theirs", x, theirs)], "round")
+    figure = chart(Curve("ours", x, ours), Curve("theirs", x, theirs))
     drawn = read_back(figure)  # the first one is painted last, so that it lies on top
     for curve, values in zip(drawn, (theirs, ours), strict=True):
         np.testing.assert_allclose(curve, np.c_[x, values], atol=0.06)
@@ -250,7 +255,7 @@ def test_a_chart_shows_the_values():
 
 def test_gaps_and_remarks():
     x, values = [1, 2, 3, 4, 5, 6], [1.0, 2.0, math.nan, math.inf, 1.0, 2.0]
-    figure = chart("Loss", [Curve("ours", x, values)], "round")
+    figure = chart(Curve("ours", x, values))
     drawn = [p[1]["d"] for p in Found(figure).all("path", "curve")]
     assert max(d.count("M") for d in drawn) == 2
     assert "ours is not finite from round 3 (2 times)." in figure
@@ -259,17 +264,17 @@ def test_gaps_and_remarks():
 
 def test_a_curve_that_runs_away_is_cut_and_said():
     x, calm, wild = [1, 2, 3, 4], [2.0, 1.5, 1.2, 1.0], [2.0, 3.0, 500.0, 1e30]
-    figure = chart("Loss", [Curve("calm", x, calm), Curve("wild", x, wild)], "round")
+    figure = chart(Curve("calm", x, calm), Curve("wild", x, wild))
     assert "wild leaves this chart at round 3, up to 1.00e30." in figure
     shown = dict(zip(("wild", "calm"), read_back(figure), strict=True))
     np.testing.assert_allclose(shown["calm"], np.c_[x, calm], atol=0.02)
     # The other way round, the wild one is what the chart is about.
-    assert "leaves" not in chart("Loss", [Curve("wild", x, wild), Curve("calm", x, calm)], "round")
+    assert "leaves" not in chart(Curve("wild", x, wild), Curve("calm", x, calm))
 
 
 def test_a_chart_of_one_point_and_of_constants():
     for curve in (Curve("one", [1], [3.0]), Curve("flat", [1, 2], [0.0, 0.0])):
-        paths = Found(chart("Loss", [curve], "round")).all("path", "curve")
+        paths = Found(chart(curve)).all("path", "curve")
         assert all(re.fullmatch(r"[MLHh0-9. -]+", p[1]["d"]) for p in paths)
 
 
@@ -454,36 +459,33 @@ def experiment_of(words="Made up: an experiment."):
     )
 
 
-def reproduction(folder, words="x"):
-    svg = folder / "loss.svg"
-    svg.write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" width="1300pt" viewBox="0 0 1300 130">'
-        '<path d="M0 0H9"/></svg>'
-    )
+def reproduction(words="x"):
     settings = json.loads(json.dumps({"seeds": 1, "starts": [1.0, 0.0]}))
     results = Results("made-up", settings, {"seconds": 12.3, "versions": {"fedgrad": words}}, {})
     claims = [Claim(f"{words} one", True, words), Claim("two", False, words), Claim("t", None, "")]
     table = Table(words, ["", words], [[words, "1.5"]])
-    return Reproduction(results, [table], claims, [svg, folder / "loss.png"])
+    curve = Curve(words, [1, 2, 3], [3.0, 2.0, 1.5], band=([2, 1, 1], [4, 3, 2]))
+    figure = Figure([alike(Chart(words, [curve], words, words) for _ in range(4))])
+    return Reproduction(results, {"loss": figure}, [table], claims)
 
 
-def test_the_report_of_an_experiment(tmp_path):
-    shown = reproduction(tmp_path)
+def test_the_report_of_an_experiment():
+    shown = reproduction()
     page = Found(experiment_page(experiment_of(), shown))
     assert score(shown) == "1 of 2 tested claims hold"
     assert size_of(experiment_of(), shown) == "quick"
     assert [e[2] for e in page.all("span", "verdict")] == ["Holds", "Does not hold", "Not tested"]
-    classes = [e[1]["class"] for e in page.all("li")]
+    classes = [e[1]["class"] for e in page.all("li") if "class" in e[1]]
     assert classes == ["held", "failed", "untested"]
     assert "fedgrad reproduce made-up --quick" in [e[2] for e in page.all("code")]
     assert [e[2] for e in page.all("h1")] == ["Made up"]
     assert any("12 seconds" in e[2] for e in page.all("p", "over"))
 
 
-def test_an_experiment_is_escaped_too(tmp_path):
+def test_an_experiment_is_escaped_too():
     elements = []
     for words in ("x", HOSTILE):
-        text = experiment_page(experiment_of(f"{words}: {words}"), reproduction(tmp_path, words))
+        text = experiment_page(experiment_of(f"{words}: {words}"), reproduction(words))
         elements.append([e[0] for e in Found(text).elements])
         assert HOSTILE not in text
     assert elements[0] == elements[1]
@@ -589,18 +591,47 @@ def test_hostile_words_do_nothing(tmp_path, browser):
 
 
 @in_browser
-@pytest.mark.parametrize("width, least", [(360, 1299), (1200, 1299), (2000, 1732)])
-def test_an_experiment_in_a_browser(tmp_path, browser, width, least):
+@pytest.mark.parametrize("width, beside", [(360, 1), (1200, 4), (2000, 4)])
+def test_an_experiment_in_a_browser(tmp_path, browser, width, beside):
     path = Path(tmp_path / "report.html")
-    path.write_text(experiment_page(experiment_of(), reproduction(tmp_path)), encoding="utf-8")
+    path.write_text(experiment_page(experiment_of(), reproduction()), encoding="utf-8")
     page = browser.open(path, width=width)
     assert page.problems == [] and page.requests == [path.as_uri()]
     assert page.run("document.documentElement.scrollWidth") <= width
-    # A figure of 1300 points is as large as it was drawn where there is room, and else scrolled.
-    wide = page.run("document.querySelector('.picture svg').getBoundingClientRect().width")
-    assert least <= wide <= least + 2
-    frame = page.run("document.querySelector('.picture').getBoundingClientRect().width")
-    assert frame <= width
+    # Four charts, as many beside each other as there is room for, and none too small to read.
+    boxes = page.run(
+        "[...document.querySelectorAll('.plot')].map(p => p.getBoundingClientRect())"
+        ".map(b => [b.top, b.width, b.height])"
+    )
+    assert len(boxes) == 4 and sum(top == boxes[0][0] for top, _, _ in boxes) == beside
+    assert all(w > 170 and h > 150 for _, w, h in boxes)
+    page.point(".plot", 0.999)
+    tip = page.run("document.querySelector('.tip').innerText")
+    assert tip.splitlines() == ["x 3", "x 1.500"]
+
+
+@in_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_figure_in_a_browser(tmp_path, browser, dark):
+    path = tmp_path / "figure.svg"
+    reproduction("words").figures["loss"].save(path)
+    page = browser.open(path, dark)
+    assert page.problems == [] and page.requests == [path.as_uri()]
+    paper, ink = page.run(
+        "[getComputedStyle(document.querySelector('.fill-paper')).fill,"
+        " getComputedStyle(document.querySelector('text.fill-ink')).fill]"
+    )
+    assert (sum(_rgb(paper)) < sum(_rgb(ink))) == dark
+    # No words lie on others, nor outside.
+    boxes = page.run(
+        "[...document.querySelectorAll('text')].map(e => e.getBoundingClientRect())"
+        ".map(b => [b.left, b.top, b.right, b.bottom])"
+    )
+    size = page.run("[document.documentElement.clientWidth, document.documentElement.clientHeight]")
+    for i, a in enumerate(boxes):
+        assert 0 <= a[0] < a[2] <= size[0] and 0 <= a[1] < a[3] <= size[1]
+        for b in boxes[:i]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 4 or b[3] <= a[1] + 4
 
 
 def _rgb(text):

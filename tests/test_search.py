@@ -27,7 +27,7 @@ def population():
 
 @pytest.fixture(scope="module")
 def setting(population):
-    algorithm = fg.fed_avgm(loss, 0.05, batch_size=5)
+    algorithm = fg.fed_avgm(loss, fg.local_training(0.05, batch_size=5))
     options = {"params": PARAMS, "cohort_size": 4, "key": KEY, "progress": False}
     return algorithm, options, fg.Evaluation({"loss": loss}, population)
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 import by_hand
 import fedgrad as fg
 from by_hand import START, Sgd, as_params, as_vector, loss
-from fedgrad.algorithms.parametrisation import FORMS, learned
-from fedgrad.algorithms.safeguards import limited, ran_away
+from fedgrad.algorithms.parametrization import FORMS, learned
+from fedgrad.algorithms.safeguards import ran_away
 
 BATCH = 4
 CLIENTS = by_hand.make_clients([7, 2, 4, 6, 9], seed=1)
 POPULATION = fg.population(CLIENTS)
 TRAIN, FRESH = [0, 1, 2], [3, 4]
-ORDERED = {"batch_size": BATCH, "shuffle": False}
+ordered = functools.partial(fg.local_training, batch_size=BATCH, shuffle=False)
 SPEED = 0.02  # of the hyperparameters
 KEY = jax.random.key(0)
 EXECUTORS = {
@@ -124,23 +124,22 @@ class Row:
 
 TABLE = {
     "fedavgm": Row(
-        fg.fed_avgm(loss, 0.3, 0.7, 0.8, **ORDERED), ["server", "client"], central_fed_avgm
+        fg.fed_avgm(loss, ordered(0.3), 0.7, 0.8), ["server", "client"], central_fed_avgm
     ),
-    "fedadam": Row(fg.fed_adam(loss, 0.3, **ORDERED), ["server", "client"], central_fed_adam),
+    "fedadam": Row(fg.fed_adam(loss, ordered(0.3)), ["server", "client"], central_fed_adam),
     "fedprox": Row(
         fg.fed_prox(
             loss,
-            {"b": 0.2, "w": 0.4},
+            ordered({"b": 0.2, "w": 0.4}),
             {"b": 1.0, "w": 0.8},
             proximal_weight=0.6,
             weighting="power",
-            **ORDERED,
         ),
         ["server", "client", "proximal_weight", "weight_exponent"],
         central_fed_prox,
     ),
     "perfedavg": Row(
-        fg.per_fed_avg(loss, 0.3, adaptation_rate=0.4, **ORDERED),
+        fg.per_fed_avg(loss, ordered(0.3), adaptation_rate=0.4),
         ["server", "client", "adaptation_rate"],
         central_per_fed_avg,
     ),
@@ -149,8 +148,13 @@ TABLE = {
 
 def tuned(name, schedule, mode="auto", **options):
     row = TABLE[name]
-    options = {"optimizer": optax.sgd(SPEED), "gradient_batch_size": 4, **options}
-    return fg.self_tuning(row.algorithm, row.learn, schedule=schedule, mode=mode, **options)
+    options = {
+        "learn": row.learn,
+        "optimizer": optax.sgd(SPEED),
+        "gradient_from": fg.gradient_cohort(batch_size=4),
+        **options,
+    }
+    return fg.self_tuning(row.algorithm, schedule=schedule, mode=mode, **options)
 
 
 def run(algorithm, rounds, hyper=None, executor=None, fresh=FRESH, params=None, state=None):
@@ -349,6 +353,28 @@ def test_gradient_from():
     close(asked[1]["gradient_loss"], by_hand.value(as_vector(asked[0].params), together(TRAIN)))
 
 
+def test_another_loss():
+    """Hyperparameters follow another loss than the one that is trained on."""
+    algorithm = fg.fed_sgd(loss, batch_size=BATCH)
+    other = fg.gradient_cohort("same", loss=lambda params, batch: 3 * loss(params, batch))
+    plain = run(fg.self_tuning(algorithm, "server", gradient_from="same"), 2)[0][-1][1]
+    found = run(fg.self_tuning(algorithm, "server", gradient_from=other), 2)[0][-1][1]
+    close(found["loss"], plain["loss"])
+    close(found["gradient_loss"], 3 * plain["gradient_loss"])
+    for name, slope in plain["hypergradient"].items():
+        close(found["hypergradient"][name], 3 * slope)
+
+
+def test_the_more_exact_name_says_how_it_is_learned():
+    made = learned(
+        TABLE["fedavgm"].algorithm.hyper, {"server.momentum": fg.logit(0, 1), "server": fg.log(0.1)}
+    )
+    assert {name: (one.kind, one.bounds) for name, one in made.items()} == {
+        "server.momentum": ("logit", (0, 1)),
+        "server.learning_rate": ("log", (0.1, math.inf)),
+    }
+
+
 # ---- what it sends, worked out by hand from the tables in the paper's terms. Beyond them, every
 # training round also sends the client's learning rate (1 down) and the loss as a metric (1 up),
 # and a mean sends its weight (1 up). n is the size of the model.
@@ -370,9 +396,9 @@ TRAFFIC = {
     ("client", "mixed"): ((BASE[0], BASE[1] + N), (N, 1 + N + 1)),
 }
 PLANNED = {
-    "server": fg.fed_avgm(loss, **ORDERED),
-    "client": fg.fed_avgm(loss, **ORDERED),
-    "weight_exponent": fg.fed_avg(loss, weighting="power", **ORDERED),
+    "server": fg.fed_avgm(loss, ordered()),
+    "client": fg.fed_avgm(loss, ordered()),
+    "weight_exponent": fg.fed_avg(loss, ordered(), weighting="power"),
 }
 
 
@@ -424,18 +450,17 @@ def test_traffic_of_the_parallel_schedule(learn):
 FORMS_AND_BOUNDS = {
     "client.learning_rate": ("log", (0.05, 0.5)),
     "server.learning_rate": ("logit", (0.01, 1.5)),
-    "server.momentum": ("identity", (0.1, 0.9)),
+    "server.momentum": ("linear", (0.1, 0.9)),
 }
 FORMED = tuned(
     "fedavgm",
     "serial",
-    parametrisation={path: form for path, (form, _) in FORMS_AND_BOUNDS.items()},
-    bounds={path: bounds for path, (_, bounds) in FORMS_AND_BOUNDS.items()},
+    learn={path: FORMS[form](*bounds) for path, (form, bounds) in FORMS_AND_BOUNDS.items()},
     optimizer=optax.inject_hyperparams(optax.sgd)(learning_rate=SPEED),
 )
 
 
-def test_chain_rule_of_a_parametrisation():
+def test_chain_rule_of_a_parametrization():
     """d/d raw = d/d value times d value/d raw; and the value that is used is the same."""
     seen, last = run(FORMED, 1)
     found, plain = seen[0][1], of("fedavgm", "serial")[1][0][1]
@@ -443,7 +468,7 @@ def test_chain_rule_of_a_parametrisation():
         value = float(plain["hyper"][path])
         close(found["hyper"][path], value)
         slope, raw = {
-            "identity": (1.0, value),
+            "linear": (1.0, value),
             "log": (value, math.log(value)),
             "logit": (
                 (value - low) * (high - value) / (high - low),
@@ -465,7 +490,7 @@ ranges = st.tuples(st.floats(0, 10), st.floats(1e-2, 1e4)).map(lambda r: (r[0], 
     st.sampled_from([np.float32, np.float64]),
 )
 def test_no_step_leaves_the_bounds(form, bounds, part, step, dtype):
-    one = learned(["q"], form, {"q": bounds})["q"]
+    one = learned({"q": 0.0}, {"q": FORMS[form](*bounds)})["q"]
     low, high = (dtype(b) for b in bounds)
     value = dtype(low + part * (high - low))
     raw = one.raw(jnp.asarray(value, dtype))
@@ -494,7 +519,8 @@ def test_huge_steps_of_the_hyperparameters():
 def test_bounds_that_go_with_a_name():
     """Also where layers are called like hyperparameters."""
     names = ["server.learning_rate.b1", "server.momentum", "weight_exponent", "server.b2"]
-    found = {name: one.bounds for name, one in learned(names, "identity", {}).items()}
+    hyper = dict.fromkeys(names, 0.0)
+    found = {name: one.bounds for name, one in learned(hyper, names).items()}
     assert found == {
         "server.learning_rate.b1": (0.0, math.inf),
         "server.momentum": (0.0, 0.999),
@@ -506,35 +532,46 @@ def test_bounds_that_go_with_a_name():
 # ---- limits on a step
 
 
-def test_clip_and_normalise():
+def limits(clip=None, normalize=False):
+    """What optax has for it: each hypergradient of norm 1, together of at most the norm `clip`."""
+    return optax.chain(
+        optax.scale_by_sign() if normalize else optax.identity(),
+        optax.identity() if clip is None else optax.clip_by_global_norm(clip),
+    )
+
+
+def test_clip_and_normalize():
     gradient = {"a": jnp.array(3.0), "b": jnp.array([0.0, -4.0]), "c": jnp.array(0.0)}
+
+    def limited(gradient, **options):
+        one = limits(**options)
+        return one.update(gradient, one.init(gradient))[0]
 
     def values(**options):
         return {n: np.asarray(g).tolist() for n, g in limited(gradient, **options).items()}
 
-    assert values(clip=None, normalise=False) == {"a": 3.0, "b": [0.0, -4.0], "c": 0.0}
-    assert values(clip=5.1, normalise=False) == {"a": 3.0, "b": [0.0, -4.0], "c": 0.0}
-    half = limited(gradient, 2.5, False)
+    assert values() == {"a": 3.0, "b": [0.0, -4.0], "c": 0.0}
+    assert values(clip=5.1) == {"a": 3.0, "b": [0.0, -4.0], "c": 0.0}
+    half = limited(gradient, clip=2.5)
     jax.tree.map(close, half, jax.tree.map(lambda g: g / 2, gradient))
-    assert values(clip=None, normalise=True) == {"a": 1.0, "b": [0.0, -1.0], "c": 0.0}
+    assert values(normalize=True) == {"a": 1.0, "b": [0.0, -1.0], "c": 0.0}
     jax.tree.map(
         close,
-        limited(gradient, 1.0, True),
+        limited(gradient, clip=1.0, normalize=True),
         {"a": math.sqrt(0.5), "b": np.array([0, -math.sqrt(0.5)]), "c": 0.0},
     )
-    for bad in (jnp.nan, jnp.inf):  # stays bad, so that the guard sees it
-        for options in ((1.0, False), (None, True), (1.0, True)):
-            out = limited({"a": jnp.array(bad), "b": jnp.array(1.0)}, *options)
-            assert not jnp.isfinite(out["a"])
 
 
-def test_clipped_and_normalised_rounds():
-    limits = {"clip": 1e-3, "normalise": True}
-    algorithm = fg.self_tuning(fg.fed_sgd(loss), "server", schedule="serial", **limits)
-    (_, metrics), *_ = run(algorithm, 1, executor="reference")[0]
+def test_clipped_and_normalized_rounds():
+    """The metrics have the hypergradient as it is; the step is what the optimizer makes of it."""
+    optimizer = optax.chain(limits(1e-3, True), optax.sgd(SPEED))
+    algorithm = fg.self_tuning(fg.fed_sgd(loss), "server", optimizer, "serial")
+    ((before, metrics),), after = run(algorithm, 1, executor="reference")
     g = by_hand.slope(START - 0.1 * by_hand.slope(START, together(TRAIN)), together(FRESH))
-    expected = -1e-3 * np.sign(g @ by_hand.slope(START, together(TRAIN)))
-    close(metrics["hypergradient"]["server.learning_rate"], expected)
+    expected = -g @ by_hand.slope(START, together(TRAIN))
+    (name,) = metrics["hypergradient"]
+    close(metrics["hypergradient"][name], expected)
+    close(after.learned[name], before.learned[name] - SPEED * 1e-3 * np.sign(expected))
 
 
 # ---- the guard
@@ -599,7 +636,11 @@ def trapped(params, batch):
 
 
 # With the state of the one, and without any that would be infinite too.
-@pytest.mark.parametrize("optimizer", [optax.adam(0.1), optax.sgd(0.1)], ids=["adam", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [optax.adam(0.1), optax.sgd(0.1), optax.chain(limits(1.0, True), optax.sgd(0.1))],
+    ids=["adam", "sgd", "limited"],
+)
 def test_a_hypergradient_that_is_not_finite_is_left_out(optimizer):
     """The model goes on; what is learned, and its optimizer, stay as they are."""
     algorithm = fg.self_tuning(
@@ -607,7 +648,7 @@ def test_a_hypergradient_that_is_not_finite_is_left_out(optimizer):
         "server.learning_rate",
         schedule="serial",
         optimizer=optimizer,
-        gradient_batch_size=1,
+        gradient_from=fg.gradient_cohort(batch_size=1),
     )
 
     # One example, so that infinite terms do not cancel to NaN: the hypergradient is infinite too.
@@ -670,8 +711,7 @@ def test_rounds_are_compiled_once():
     algorithm = fg.self_tuning(
         fg.fed_sgd(counted, batch_size=BATCH),
         "server",
-        optimizer=optax.adam(0.01),
-        clip=1.0,
+        optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01)),
         mode="forward",  # derivatives have the dtype of the model, in other modes that of the rate
     )
     # A Python number, and a dtype that is not that of the rate.
@@ -700,10 +740,10 @@ def test_a_random_loss_can_be_tuned():
 def test_beside_a_schedule_others_are_learned():
     """The schedule goes on while it is tuned, and the derivative is at its value."""
     rate = optax.linear_schedule(0.3, 0.1, 2)
-    scheduled = fg.fed_avgm(loss, rate, 0.7, 0.8, **ORDERED)
+    scheduled = fg.fed_avgm(loss, ordered(rate), 0.7, 0.8)
     one = {"learn": "server", "schedule": "serial", "optimizer": optax.sgd(0.0)}
     seen, last = run(fg.self_tuning(scheduled, **one), 3)
-    plain = fg.self_tuning(fg.fed_avgm(loss, 0.3, 0.7, 0.8, **ORDERED), **one)
+    plain = fg.self_tuning(fg.fed_avgm(loss, ordered(0.3), 0.7, 0.8), **one)
     state = plain.init(as_params(START))
     for t, (_, metrics) in enumerate(seen):
         hyper = fg.hyper.replace(plain.hyper, {"client.learning_rate": float(rate(t))})
@@ -722,33 +762,33 @@ MISTAKES = {
     "nothing": (lambda: fg.self_tuning(AVGM, []), "name a hyperparameter"),
     "schedule": (lambda: fg.self_tuning(AVGM, "server", schedule="serie"), "'serial'"),
     "cohort": (lambda: fg.self_tuning(AVGM, "server", gradient_from="train"), '"fresh"'),
-    "form": (lambda: fg.self_tuning(AVGM, "server", parametrisation="lag"), "'log'"),
-    "form of another": (
-        lambda: fg.self_tuning(AVGM, "server", parametrisation={"client.learning_rate": "log"}),
-        "not learned",
+    "population": (lambda: fg.self_tuning(AVGM, "server", gradient_from=3), '"fresh"'),
+    "batch": (lambda: fg.gradient_cohort(batch_size=0), "batch_size=0"),
+    "option": (
+        lambda: fg.self_tuning(AVGM, "server", schedul="serial"),
+        r"self_tuning\(\) has no argument 'schedul'. Did you mean 'schedule'\?",
     ),
-    "bounds of another": (
-        lambda: fg.self_tuning(AVGM, "server", bounds={"server.lr": (0, 1)}),
-        "not learned",
+    "form": (lambda: fg.self_tuning(AVGM, {"server": "lag"}), "'log'"),
+    "form of another": (
+        lambda: fg.self_tuning(AVGM, {"server": fg.log(), "server.lr": fg.linear(0, 1)}),
+        "no hyperparameter 'server.lr'",
     ),
     "empty bounds": (
-        lambda: fg.self_tuning(AVGM, "server", bounds={"server.momentum": (1, 0)}),
+        lambda: fg.self_tuning(AVGM, {"server.momentum": fg.linear(1, 0)}),
         "not below",
     ),
     "logit without bounds": (
-        lambda: fg.self_tuning(AVGM, "server", parametrisation="logit"),
+        lambda: fg.self_tuning(AVGM, {"server": fg.logit()}),
         "finite bounds",
     ),
     "log of what may be negative": (
-        lambda: fg.self_tuning(
-            fg.fed_avg(loss, weighting="power"), "weight_exponent", parametrisation="log"
-        ),
+        lambda: fg.self_tuning(fg.fed_avg(loss, weighting="power"), {"weight_exponent": fg.log()}),
         "logarithm",
     ),
     "log of 0": (
-        lambda: fg.self_tuning(
-            fg.fed_avgm(loss, momentum=0.0), "server.momentum", parametrisation="log"
-        ).init(as_params(START)),
+        lambda: fg.self_tuning(fg.fed_avgm(loss, momentum=0.0), {"server.momentum": fg.log()}).init(
+            as_params(START)
+        ),
         "no logarithm",
     ),
     "schedule of a round": (

@@ -1,5 +1,7 @@
 """Trials side by side are the trials one by one."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,16 +16,15 @@ EXECUTORS = {
     "reference": fg.executors.reference(),
     "chunk2": fg.executors.local(chunk=2),
 }
-ORDERED = {"batch_size": 10, "shuffle": False}
+ordered = functools.partial(fg.local_training, batch_size=10, shuffle=False)
 ADAPTIVE = fg.fed_opt(
     loss,
     server=fg.optimizer(optax.adam, learning_rate=0.1, b1=0.9),
-    client=fg.optimizer(optax.sgd, learning_rate=0.3),
+    client=ordered(0.3),
     weighting="power",
-    **ORDERED,
 )
 SGD = fg.fed_sgd(loss, batch_size=10)
-AVGM = fg.fed_avgm(loss, 0.3, 0.7, 0.8, **ORDERED)
+AVGM = fg.fed_avgm(loss, ordered(0.3), 0.7, 0.8)
 TABLE = {
     # algorithm, executor, what differs between the trials
     "plain": (
@@ -34,7 +35,7 @@ TABLE = {
     "in chunks": (AVGM, "chunk2", {"client.learning_rate": [0.1, 0.5]}),
     "by definition": (SGD, "reference", {"server.learning_rate": [0.1, 0.5]}),
     "parallel": (
-        fg.self_tuning(SGD, "server", optax.adam(0.05), parametrisation="log"),
+        fg.self_tuning(SGD, {"server": fg.log()}, optax.adam(0.05)),
         "local",
         {"server.learning_rate": [0.2, 1e30, 1.0]},
     ),

@@ -86,11 +86,9 @@ def make_algorithm(workload: str, algorithm: str, tuned: bool = False) -> fg.Alg
     """FedAvg or FedAvgM on a workload, with the loss as a user writes it."""
     # In the layout of the best hand-written JAX, an example of `ragged` is a whole batch.
     size = 1 if tuned and workload == "ragged" else BATCH[workload]
-    options: dict[str, Any] = {"batch_size": size, "shuffle": False}
-    if algorithm == "fed_avgm":
-        options["momentum"] = 0.0
-    loss = LOSSES[workload, tuned]
-    return getattr(fg, algorithm)(loss, client_learning_rate=LR[workload], **options)
+    client = fg.local_training(LR[workload], batch_size=size, shuffle=False)
+    options = {"momentum": 0.0} if algorithm == "fed_avgm" else {}
+    return getattr(fg, algorithm)(LOSSES[workload, tuned], client, **options)
 
 
 def make_population(workload: str, tuned: bool = False) -> fg.Population:

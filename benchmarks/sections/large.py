@@ -50,9 +50,8 @@ def measure(name: str | None, schedule: str, width: int) -> dict[str, float]:
 
     algorithm = fg.fed_prox(
         loss,
-        client_learning_rate=0.1,
+        fg.local_training(0.1, batch_size=EXAMPLES),
         proximal_weight=0.01,
-        batch_size=EXAMPLES,
         weighting="power",
     )
     if name is not None:

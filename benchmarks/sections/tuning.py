@@ -140,7 +140,7 @@ def measure_rounds(repetitions: int) -> dict[str, Any]:
     everyone = fg.population([dict(zip("xy", data.client(c), strict=True)) for c in range(1000)])
     p = jax.tree.map(jnp.asarray, unflatten("ragged", first_weights("ragged")))
     m = jax.tree.map(jnp.zeros_like, p)
-    fed_avgm = fg.fed_avgm(per_example, RATE, batch_size=B, shuffle=False)
+    fed_avgm = fg.fed_avgm(per_example, fg.local_training(RATE, batch_size=B, shuffle=False))
     hyper = jax.tree.map(jnp.float32, fed_avgm.hyper)
     now = {"i": 0}
 
@@ -198,7 +198,7 @@ def measure_trials(rounds: int) -> dict[str, float]:
     data = population("ragged")
     everyone = fg.population([dict(zip("xy", data.client(c), strict=True)) for c in range(1000)])
     p = jax.tree.map(jnp.asarray, unflatten("ragged", first_weights("ragged")))
-    algorithm = fg.fed_avgm(per_example, RATE, batch_size=B, shuffle=False)
+    algorithm = fg.fed_avgm(per_example, fg.local_training(RATE, batch_size=B, shuffle=False))
     rates = 10 ** np.random.default_rng(0).uniform(-3, 0, TRIALS).astype(np.float32)
     hyper = jax.tree.map(jnp.float32, algorithm.hyper)
     stacked = fg.hyper.replace(hyper, {"server.learning_rate": jnp.asarray(rates)})

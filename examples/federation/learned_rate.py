@@ -27,7 +27,7 @@ def loss(params: Any, batch: Any) -> Any:
 def train(population: Any, executor: Any = None, rounds: int = 5, **how: Any) -> fg.Result:
     """The same call for a simulation and for a federation."""
     algorithm = fg.self_tuning(
-        fg.fed_avg(loss, client_learning_rate=0.05, server_learning_rate=0.5, batch_size=10),
+        fg.fed_avg(loss, fg.local_training(0.05, batch_size=10), server_learning_rate=0.5),
         learn=["server.learning_rate"],
     )
     return fg.fit(

@@ -6,7 +6,10 @@ from fedgrad.ad.transforms import grad, jacobian, jvp, value_and_grad, vjp
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import fed_opt
+from fedgrad.algorithms.gradient_cohort import GradientCohort, gradient_cohort
+from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
+from fedgrad.algorithms.parametrization import Form, linear, log, logit
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.algorithms.variants import (
@@ -41,6 +44,7 @@ from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
 from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
+from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
 from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import Result, fit

@@ -3,8 +3,8 @@
 It is the one implementation; the named algorithms (variants.py) are each only their difference.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.local_training import Gradient, Training, local_training, plain_gradient
+from fedgrad.algorithms.local_training import LocalTraining, as_work
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import apply, as_optimizer
 from fedgrad.algorithms.restarts import require_no_restart
 from fedgrad.clients.examples import Examples
-from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.core.errors import ArgumentError, known_arguments, nearest
 from fedgrad.core.operations import broadcast, client_key, mean
 from fedgrad.core.placement import CLIENTS
 from fedgrad.core.program import program
@@ -42,47 +42,48 @@ WEIGHTINGS: dict[str, Callable[[jax.Array, Any], Any]] = {
     ),
 }
 
+# What to answer whoever gives an algorithm one of these.
+BELONGS_TO_LOCAL_TRAINING = {
+    field.name: f"It belongs to local training: client=fg.local_training(..., {field.name}=...)."
+    for field in fields(LocalTraining)
+}
 
+
+@known_arguments(BELONGS_TO_LOCAL_TRAINING)
 def fed_opt(
     loss: Loss,
     *,
     server: Any,
     client: Any,
-    batch_size: int = 20,
-    epochs: int = 1,
-    steps: int | None = None,
-    shuffle: bool = True,
     weighting: str = "examples",
-    gradient: Callable[[Loss], Gradient] = plain_gradient,
-    hyper: dict[str, Any] | None = None,
-    training: Training | None = None,
+    hyper: Mapping[str, Any] = {},
     measure: Callable[[Any], dict[str, jax.Array]] | None = None,
 ) -> Algorithm:
     """Algorithm 1 of the paper, for any model, loss and pair of optax optimizers.
 
     `loss(params, batch)` gives one loss per example (or one number, then it is called with one
-    example at a time); with a third argument `key` it may be random. `server` and `client`:
+    example at a time); with a third argument `key` it may be random. `server`:
     `fg.optimizer(optax.sgd, learning_rate=0.1)`, whose floats are hyperparameters, or a plain optax
-    optimizer. `epochs` over a client's examples, or a number of `steps`; `shuffle` by the round's
-    key. `weighting`: clients count by their `"examples"`, all alike (`"uniform"`), or as their
-    number of examples to the power of the hyperparameter `weight_exponent` (`"power"`).
+    optimizer. `client`: what clients do in a round, `fg.local_training(...)`; an optimizer or a
+    learning rate is local training with it. `weighting`: clients count by their `"examples"`, all
+    alike (`"uniform"`), or as their number of examples to the power of the hyperparameter
+    `weight_exponent` (`"power"`).
 
-    What variants change: the `gradient` of a local step, further hyperparameters (`hyper`), all of
-    a client's `training`, and what to `measure` of each client's update, whose mean is given to
-    the server's optimizer by name.
+    What variants change besides: further hyperparameters (`hyper`), and what to `measure` of each
+    client's update, whose mean is given to the server's optimizer by name.
     """
     if weighting not in WEIGHTINGS:
         raise ArgumentError.here(
             f"There is no weighting {weighting!r}." + nearest(weighting, list(WEIGHTINGS))
         )
-    ours, theirs = as_optimizer(server, "server"), as_optimizer(client, "client")
-    train = training or local_training(loss, theirs, batch_size, epochs, steps, shuffle, gradient)
+    ours, work = as_optimizer(server, "server"), as_work(client)
+    train = work.training(loss)
     power = {"weight_exponent": 1.0} if weighting == "power" else {}
-    defaults = {"server": ours.defaults, "client": theirs.defaults, **power, **(hyper or {})}
+    defaults = {"server": ours.defaults, "client": work.optimizer.defaults, **power, **hyper}
 
     def init(params: Any, hyper: Any = None) -> ServerState:
         params, first = jax.tree.map(_trainable, params), names_of.at(hyper, 0)
-        require_no_restart(theirs.build(first["client"]), params)
+        require_no_restart(work.optimizer.build(first["client"]), params)
         made = ours.build(first["server"])
         rounds = jnp.int32(0) if names_of.schedules(hyper) else None
         return ServerState(params, made.init(params), rounds)

@@ -1,20 +1,36 @@
 """What a client does in a round: steps of its own optimizer on its own examples."""
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from fedgrad.algorithms.objective import Loss, batch_loss, takes_key
-from fedgrad.algorithms.optimizer import Optimizer, apply
+from fedgrad.algorithms.objective import Loss, batch_loss, client_loss, takes_key
+from fedgrad.algorithms.optimizer import Optimizer, apply, as_optimizer, is_number, optimizer
 from fedgrad.clients.examples import Examples
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
 
 # (params, model of the server, batch, mask, hyper, key) -> (loss, gradient)
 Gradient = Callable[[Any, Any, Any, jax.Array, Any, jax.Array | None], tuple[jax.Array, Any]]
 # (model of the server, examples, hyper, key) -> (how far the client went: start - end, its loss)
 Training = Callable[[Any, Examples, Any, jax.Array], tuple[Any, jax.Array]]
+
+
+class Work(Protocol):
+    """What clients do: with an optimizer, whose hyperparameters are `hyper["client"]`."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """It starts anew in every round."""
+        ...
+
+    def training(self, loss: Loss) -> Training:
+        """All of a client's work in a round."""
+        ...
 
 
 def plain_gradient(loss: Loss) -> Gradient:
@@ -28,38 +44,122 @@ def plain_gradient(loss: Loss) -> Gradient:
     return gradient
 
 
+@dataclass(frozen=True)
+class LocalTraining:
+    """Epochs, or a number of steps, of an optimizer; see `local_training`."""
+
+    optimizer: Optimizer
+    batch_size: int = 20
+    epochs: int = 1
+    steps: int | None = None
+    shuffle: bool = True
+    gradient: Callable[[Loss], Gradient] = plain_gradient
+
+    def training(self, loss: Loss) -> Training:
+        """All of a client's work in a round."""
+        slope = self.gradient(loss)
+
+        def train(
+            start: Any, examples: Examples, hyper: Any, key: jax.Array
+        ) -> tuple[Any, jax.Array]:
+            made = self.optimizer.build(hyper["client"])
+            order, noise = jax.random.split(key)
+
+            def step(carry: Any, batch: Any, mask: jax.Array) -> Any:
+                params, state, total, seen, i = carry
+                fresh = jax.random.fold_in(noise, i) if takes_key(loss) else None
+                value, g = slope(params, start, batch, mask, hyper, fresh)
+                params, state = apply(made, g, state, params)
+                here = jnp.sum(mask).astype(total.dtype)
+                return params, state, total + (value * here).astype(total.dtype), seen + here, i + 1
+
+            zero = jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(start)))
+            carry = (start, made.init(start), zero, zero, jnp.int32(0))
+            ordered = order if self.shuffle else None
+            end, _, total, seen, _ = examples.fold(
+                step, carry, self.batch_size, self.epochs, ordered, self.steps
+            )
+            return jax.tree.map(jnp.subtract, start, end), total / seen
+
+        return train
+
+
+@known_arguments()
 def local_training(
-    loss: Loss,
-    client: Optimizer,
-    batch_size: int,
-    epochs: int = 1,
+    optimizer: Any = 0.1,
+    *,
+    batch_size: int = 20,
+    epochs: int | None = None,
     steps: int | None = None,
     shuffle: bool = True,
     gradient: Callable[[Loss], Gradient] = plain_gradient,
-) -> Training:
-    """Epochs, or a number of steps, of an optimizer that starts anew in every round."""
-    for name, value in (("batch_size", batch_size), ("epochs", epochs), ("steps", steps)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ArgumentError.here(f"{name}={value!r}: give a whole number of at least 1.")
-    slope = gradient(loss)
+) -> LocalTraining:
+    """What a client does in a round, for `client=` of `fg.fed_opt` and its family.
 
-    def train(start: Any, examples: Examples, hyper: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        optimizer = client.build(hyper["client"])
-        order, noise = jax.random.split(key)
-
-        def step(carry: Any, batch: Any, mask: jax.Array) -> Any:
-            params, state, total, seen, i = carry
-            fresh = jax.random.fold_in(noise, i) if takes_key(loss) else None
-            value, g = slope(params, start, batch, mask, hyper, fresh)
-            params, state = apply(optimizer, g, state, params)
-            here = jnp.sum(mask).astype(total.dtype)
-            return params, state, total + (value * here).astype(total.dtype), seen + here, i + 1
-
-        zero = jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(start)))
-        carry = (start, optimizer.init(start), zero, zero, jnp.int32(0))
-        end, _, total, seen, _ = examples.fold(
-            step, carry, batch_size, epochs, order if shuffle else None, steps
+    `optimizer`: a learning rate of SGD (a number, one for each layer, or a schedule), an
+    `fg.optimizer(optax.adam, learning_rate=0.1)`, whose floats are hyperparameters, or a plain
+    optax optimizer. `epochs` over a client's examples (by default 1), or a number of `steps`, in
+    batches of `batch_size`; `shuffle` by the round's key. `gradient`: from a loss, what a step
+    follows instead of the gradient of its batch.
+    """
+    if epochs is not None and steps is not None:
+        raise ArgumentError.here(
+            f"epochs={epochs} and steps={steps}: give one of them, a client does either."
         )
-        return jax.tree.map(jnp.subtract, start, end), total / seen
+    for name, value in (("batch_size", batch_size), ("epochs", epochs), ("steps", steps)):
+        if value is not None:
+            require_whole(name, value)
+    return LocalTraining(_of_clients(optimizer), batch_size, epochs or 1, steps, shuffle, gradient)
 
-    return train
+
+@dataclass(frozen=True)
+class WholeGradient:
+    """A client's gradient of all of its examples, so many of them at a time: no steps at all."""
+
+    batch_size: int
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer(optax.identity, {}))
+
+    def training(self, loss: Loss) -> Training:
+        """All of a client's work in a round."""
+        require_whole("batch_size", self.batch_size)
+
+        def train(
+            start: Any, examples: Examples, hyper: Any, key: jax.Array
+        ) -> tuple[Any, jax.Array]:
+            value, slope = jax.value_and_grad(
+                lambda params: client_loss(loss, self.batch_size, params, examples, key)
+            )(start)
+            return slope, value
+
+        return train
+
+
+def as_work(client: Any) -> Work:
+    """What `client=` stands for: an optimizer or a learning rate are local training with it."""
+    return client if isinstance(client, LocalTraining | WholeGradient) else local_training(client)
+
+
+def following(client: Any, gradient: Callable[[Loss], Gradient]) -> LocalTraining:
+    """Local training whose steps follow another gradient."""
+    made = client if isinstance(client, LocalTraining) else local_training(client)
+    if made.gradient is not plain_gradient:
+        raise ArgumentError.here(
+            "client=fg.local_training(..., gradient=): this algorithm has a gradient of its own. "
+            "Leave it out, or give it to fg.fed_opt or fg.fed_avg."
+        )
+    return replace(made, gradient=gradient)
+
+
+def _of_clients(given: Any) -> Optimizer:
+    leaves = jax.tree.leaves(given)
+    made = isinstance(given, optax.GradientTransformation)
+    if leaves and not made and all(map(_is_rate, leaves)):
+        return optimizer(optax.sgd, learning_rate=given)
+    return as_optimizer(given, "client", " or a learning rate")
+
+
+def _is_rate(leaf: Any) -> bool:
+    """A number, or a function of the round number; not one that makes optimizers."""
+    if callable(leaf):
+        return "learning_rate" not in inspect.signature(leaf).parameters
+    return is_number(leaf) or type(leaf) is int

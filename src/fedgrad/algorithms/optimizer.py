@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from fedgrad.algorithms.hyper import at, with_schedules
-from fedgrad.algorithms.parametrisation import DEFAULT_BOUNDS
+from fedgrad.algorithms.parametrization import DEFAULT_BOUNDS
 from fedgrad.core.errors import ArgumentError, nearest
 
 
@@ -82,14 +82,14 @@ def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: An
     return made
 
 
-def as_optimizer(found: Any, what: str) -> Optimizer:
+def as_optimizer(found: Any, what: str, others: str = "") -> Optimizer:
     """An optimizer of ours as it is; one of optax as one without hyperparameters."""
     if isinstance(found, Optimizer):
         return found
     if isinstance(found, optax.GradientTransformation):
         return Optimizer(lambda: found, {})
     raise ArgumentError.here(
-        f"{what}= takes an optimizer, got {found!r}. Write {what}=optax.sgd(1.0), or "
+        f"{what}= takes an optimizer{others}, got {found!r}. Write {what}=optax.sgd(1.0), or "
         f"{what}=fg.optimizer(optax.sgd, learning_rate=1.0) to be able to learn its learning rate."
     )
 
@@ -109,10 +109,11 @@ def apply(
 
 def _is_float(value: Any) -> bool:
     leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(map(_is_number, leaves))
+    return bool(leaves) and all(map(is_number, leaves))
 
 
-def _is_number(x: Any) -> bool:
+def is_number(x: Any) -> bool:
+    """Whether this is one floating number, or an array of them."""
     return isinstance(x, float) or (
         isinstance(x, np.generic | np.ndarray | jax.Array) and jnp.isdtype(x.dtype, "real floating")
     )
@@ -122,7 +123,7 @@ def _is_scheduled(value: Any, name: str, parameter: inspect.Parameter | None) ->
     """Whether a function of the round number is in it: a function where a number is expected. Where
     the factory expects something else, or does not say, a function is passed on to it."""
     leaves = jax.tree.leaves(value)
-    if not any(map(callable, leaves)) or not all(_is_number(x) or callable(x) for x in leaves):
+    if not any(map(callable, leaves)) or not all(is_number(x) or callable(x) for x in leaves):
         return False
     if name in DEFAULT_BOUNDS:
         return True

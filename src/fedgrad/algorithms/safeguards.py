@@ -1,29 +1,12 @@
-"""What keeps self-tuning from running away: limits on a step, and a step that can be refused."""
+"""What keeps self-tuning from running away: a step can be refused, a round be undone."""
 
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from fedgrad.algorithms.parametrisation import Learned
-
-
-def limited(gradient: dict[str, Any], clip: float | None, normalise: bool) -> dict[str, Any]:
-    """The hypergradients, each of norm 1 if asked for, together of at most the norm `clip`."""
-
-    def unit(g: jax.Array) -> jax.Array:
-        norm = jnp.linalg.norm(g)
-        return g / jnp.where(norm == 0, 1, norm)  # what is not finite stays so, to be refused
-
-    if normalise:
-        gradient = {name: unit(g) for name, g in gradient.items()}
-    if clip is not None:
-        norm = optax.tree.norm(gradient)
-        factor = jnp.where(norm > clip, clip / norm, 1.0)
-        gradient = {name: (g * factor).astype(g.dtype) for name, g in gradient.items()}
-    return gradient
+from fedgrad.algorithms.parametrization import Learned
 
 
 def guarded(

@@ -22,17 +22,13 @@ from fedgrad.ad.transforms import Mode, jacobian, value_and_grad
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.effect import require_effect
-from fedgrad.algorithms.objective import client_loss
-from fedgrad.algorithms.parametrisation import Bounds, learned
-from fedgrad.algorithms.safeguards import choose, guarded, limited, ran_away
-from fedgrad.clients.examples import Examples
+from fedgrad.algorithms.gradient_cohort import GradientCohort, gradient_cohort
+from fedgrad.algorithms.parametrization import Form, learned
+from fedgrad.algorithms.safeguards import choose, guarded, ran_away
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import ArgumentError, nearest
-from fedgrad.core.operations import broadcast, mean
+from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
-
-GRADIENT = Placement("gradient")
 
 
 @jax.tree_util.register_dataclass
@@ -55,64 +51,45 @@ class TunedState:
         return self.inner.params
 
 
+@known_arguments()
 def self_tuning(
     algorithm: Algorithm,
-    learn: str | Iterable[str],
+    learn: str | Iterable[str] | Mapping[str, Form],
     optimizer: optax.GradientTransformation | None = None,
     schedule: Literal["parallel", "serial"] = "parallel",
-    gradient_from: Literal["fresh", "same"] | Population = "fresh",
-    mode: Mode = "auto",
-    cost: CostModel | None = None,
-    parametrisation: str | Mapping[str, str] = "identity",
-    bounds: Mapping[str, Bounds] = {},
-    clip: float | None = None,
-    normalise: bool = False,
+    gradient_from: Literal["fresh", "same"] | Population | GradientCohort = "fresh",
+    mode: Mode | CostModel = "auto",
     guard: float | None = 1000.0,
-    gradient_batch_size: int = 50,
 ) -> Algorithm:
     """The algorithm with some of its hyperparameters following their hypergradients.
 
-    `learn`: dotted names, `["server.learning_rate", "client"]`; a name of a branch means all below.
-    `optimizer`: of the hyperparameters, an optax optimizer, by default `optax.sgd(0.01)`.
-    `gradient_from`: who says what the loss is: a "fresh" cohort (the paper's choice), the "same"
-    clients that train, or another population. `parametrisation`: "identity" (the paper's), "log" or
-    "logit", for all or by name; `bounds` by name, otherwise those that go with the name (a learning
-    rate is not negative, a momentum is below 1). `clip`: the largest norm of the hypergradients
-    together; `normalise`: each is divided by its own norm. `guard`: a round after which
-    the model is not finite, or its loss not finite or so many times that of the first round, is
-    undone and the learned values are halved; a hyperparameter step that is not finite is left out.
-    Both are counted in `metrics["rejected"]`; None is without a guard. `gradient_batch_size`:
-    how many examples a client of the gradient cohort works on at a time.
+    `learn`: dotted names, `["server.learning_rate", "client"]`; the name of a branch means all
+    below. Or how each is learned, by name: `{"server.learning_rate": fg.log(1e-3, 10)}`, where
+    `fg.linear` is the default and `fg.logit` the third. `optimizer`: of the hyperparameters, an
+    optax optimizer, by default `optax.sgd(0.01)`. `gradient_from`: who says what the loss is: a
+    "fresh" cohort (the paper's choice), the "same" clients that train, another population, or
+    `fg.gradient_cohort(...)`. `mode`: of differentiation, or a `fg.CostModel`. `guard`: a round
+    after which the model is not finite, or its loss not finite or so many times that of the first
+    round, is undone and the learned values are halved; a hyperparameter step that is not finite is
+    left out. Both are counted in `metrics["rejected"]`; None is without a guard.
     """
     optimizer = optax.sgd(0.01) if optimizer is None else optimizer
     steps = {"parallel": _parallel, "serial": _serial}
     if schedule not in steps:
-        raise ArgumentError.here(
-            f"There is no schedule {schedule!r}." + nearest(str(schedule), list(steps))
-        )
-    other = None if isinstance(gradient_from, str) else gradient_from
-    if gradient_from not in ("fresh", "same") if other is None else not hasattr(other, "sample"):
-        raise ArgumentError.here(
-            f'gradient_from= takes "fresh", "same" or a population, got {gradient_from!r}.'
-        )
+        raise ArgumentError.here(f"There is no schedule {schedule!r}.", str(schedule), steps)
     if algorithm.cohorts:
         raise ArgumentError.here(
             f"The algorithm already takes a {next(iter(algorithm.cohorts))!r}, so it cannot be "
             "tuned (again). Name everything that is to be learned in one self_tuning(..., learn=)."
         )
-    names = names_of.select(algorithm.hyper, learn)
+    wanted = learned(algorithm.hyper, learn)
+    names = list(wanted)
     if not names:
         raise ArgumentError.here("self_tuning(..., learn=[]): name a hyperparameter to learn.")
-    wanted = learned(names, parametrisation, bounds)
-    same = isinstance(gradient_from, str) and gradient_from == "same"
-    at = CLIENTS if same else GRADIENT
-
-    @program(gradient_cohort=at)
-    def loss(params: Any, gradient_cohort: Any) -> jax.Array:
-        data = gradient_cohort
-        examples = data if isinstance(data, Examples) else Examples.of(data)
-        theirs = client_loss(algorithm.loss, gradient_batch_size, broadcast(params, at), examples)
-        return mean(theirs, weights=examples.count, at=at)
+    judges = gradient_from
+    if not isinstance(judges, GradientCohort):
+        judges = gradient_cohort(judges)
+    loss, same = judges.program(algorithm.loss), not judges.cohorts
 
     def train(raw: dict[str, Any], state: TunedState, hyper: Any, cohort: Any, key: Any) -> Any:
         used = names_of.replace(hyper, {n: wanted[n].value(raw[n]) for n in names})
@@ -125,7 +102,8 @@ def self_tuning(
         require_effect(algorithm.round.name, model, state.learned)
         return step(state, hyper, cohort, key, more)
 
-    step = steps[schedule](train, loss, at, mode, cost)
+    how = {"cost": mode} if isinstance(mode, CostModel) else {"mode": mode}
+    step = steps[schedule](train, loss, judges.placement, how)
 
     def init(params: Any, hyper: Any = None) -> TunedState:
         names_of.select(hyper, names)  # which of them are schedules may be other than above
@@ -149,7 +127,6 @@ def self_tuning(
     def follow(state: TunedState, outcome: Any) -> tuple[TunedState, dict[str, Any]]:
         """The next state, from what a round found out."""
         inner, metrics, gradient_loss, gradient, sensitivity = outcome
-        gradient = limited(gradient, clip, normalise)
         updates, kept = optimizer.update(gradient, state.optimizer, state.learned)
         moved = optax.apply_updates(state.learned, updates)
         moved = {n: wanted[n].project(moved[n]) for n in names}
@@ -165,7 +142,7 @@ def self_tuning(
             jnp.where(
                 jnp.isfinite(state.first_loss),
                 state.first_loss,
-                metrics.get("loss", gradient_loss),
+                gradient_loss if judges.loss else metrics.get("loss", gradient_loss),
             ).astype(jnp.float32),
             state.rounds + 1,
             state.rejected,
@@ -193,20 +170,16 @@ def self_tuning(
 
     fun = same_round if same else fresh_round
     fun.__name__ = f"self_tuning({algorithm.round.name})"
-    gradient = {} if same else {"gradient_cohort": GRADIENT}
-    return replace(
-        algorithm,
-        init=init,
-        round=replace(program(fun, cohort=CLIENTS, **gradient), executor=algorithm.round.executor),
-        cohorts={} if same else {"gradient_cohort": other},
-    )
+    placements = {"cohort": CLIENTS, **dict.fromkeys(judges.cohorts, judges.placement)}
+    tuned = replace(program(fun, **placements), executor=algorithm.round.executor)
+    return replace(algorithm, init=init, round=tuned, cohorts=judges.cohorts)
 
 
 # (state, hyper, cohort, key, gradient cohort) -> (inner, metrics, loss, hypergradient, sensitivity)
 Step = Callable[[TunedState, Any, Any, jax.Array, Any], Any]
 
 
-def _serial(train: Any, loss: Program, at: Placement, mode: Mode, cost: CostModel | None) -> Step:
+def _serial(train: Any, loss: Program, at: Placement, how: Any) -> Step:
     def outcome(
         raw: Any, state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any
     ) -> Any:
@@ -214,7 +187,7 @@ def _serial(train: Any, loss: Program, at: Placement, mode: Mode, cost: CostMode
         return loss(inner.params, gradient_cohort), (inner, metrics)
 
     placed = program(outcome, cohort=CLIENTS, gradient_cohort=at)
-    derived = value_and_grad(placed, "raw", mode, cost, has_aux=True)
+    derived = value_and_grad(placed, "raw", has_aux=True, **how)
 
     def step(state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any) -> Any:
         (value, (inner, metrics)), gradient = derived(
@@ -225,13 +198,13 @@ def _serial(train: Any, loss: Program, at: Placement, mode: Mode, cost: CostMode
     return step
 
 
-def _parallel(train: Any, loss: Program, at: Placement, mode: Mode, cost: CostModel | None) -> Step:
+def _parallel(train: Any, loss: Program, at: Placement, how: Any) -> Step:
     def trained(raw: Any, state: TunedState, hyper: Any, cohort: Any, key: Any) -> Any:
         inner, metrics = train(raw, state, hyper, cohort, key)
         return inner.params, (inner, metrics)
 
-    derived = jacobian(program(trained, cohort=CLIENTS), "raw", mode, cost, has_aux=True)
-    slope = value_and_grad(loss, "params", mode, cost)
+    derived = jacobian(program(trained, cohort=CLIENTS), "raw", has_aux=True, **how)
+    slope = value_and_grad(loss, "params", **how)
 
     def step(state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any) -> Any:
         sensitivity, (inner, metrics) = derived(state.learned, state, hyper, cohort, key)

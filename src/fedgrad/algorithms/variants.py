@@ -8,70 +8,86 @@ import optax
 
 from fedgrad.algorithms import server_optimizers
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.fed_opt import fed_opt
-from fedgrad.algorithms.local_training import Gradient, plain_gradient
-from fedgrad.algorithms.objective import Loss, batch_loss, client_loss
+from fedgrad.algorithms.fed_opt import BELONGS_TO_LOCAL_TRAINING, fed_opt
+from fedgrad.algorithms.local_training import (
+    Gradient,
+    WholeGradient,
+    following,
+    plain_gradient,
+)
+from fedgrad.algorithms.objective import Loss, batch_loss
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
-from fedgrad.clients.examples import Examples
+from fedgrad.core.errors import known_arguments
+
+variant = known_arguments(BELONGS_TO_LOCAL_TRAINING)
 
 
+@variant
 def fed_avg(
-    loss: Loss, client_learning_rate: Any = 0.1, server_learning_rate: Any = 1.0, **options: Any
+    loss: Loss, client: Any = 0.1, server_learning_rate: Any = 1.0, *, weighting: str = "examples"
 ) -> Algorithm:
-    """FedAvg (McMahan et al. 2017): local SGD, then the mean. `options` are those of `fed_opt`;
-    `client=` replaces local SGD by another optimizer."""
+    """FedAvg (McMahan et al. 2017): local SGD, then the mean. `client`: a learning rate, an
+    optimizer, or all of `fg.local_training(...)`; `weighting` as for `fed_opt`."""
     server = optimizer(optax.sgd, learning_rate=server_learning_rate)
-    return _trained(loss, server, client_learning_rate, options)
+    return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
+@variant
 def fed_avgm(
     loss: Loss,
-    client_learning_rate: Any = 0.1,
+    client: Any = 0.1,
     server_learning_rate: Any = 1.0,
     momentum: Any = 0.9,
-    **options: Any,
+    *,
+    weighting: str = "examples",
 ) -> Algorithm:
     """FedAvgM (Hsu et al. 2019): m = momentum m + Δ, x -= server_learning_rate m."""
     server = optimizer(optax.sgd, learning_rate=server_learning_rate, momentum=momentum)
-    return _trained(loss, server, client_learning_rate, options)
+    return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
+@variant
 def fed_adam(
     loss: Loss,
-    client_learning_rate: Any = 0.1,
+    client: Any = 0.1,
     server_learning_rate: Any = 0.1,
     b1: Any = 0.9,
     b2: Any = 0.99,
     adaptivity: Any = 1e-3,
-    **options: Any,
+    *,
+    weighting: str = "examples",
 ) -> Algorithm:
     """FedAdam as published (Reddi et al. 2021): no bias correction, `adaptivity` (τ) outside of the
     root: x -= lr m / (sqrt(v) + τ), v starts at τ²."""
     server = _adaptive("adam", server_learning_rate, b1, b2, adaptivity)
-    return _trained(loss, server, client_learning_rate, options)
+    return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
+@variant
 def fed_yogi(
     loss: Loss,
-    client_learning_rate: Any = 0.1,
+    client: Any = 0.1,
     server_learning_rate: Any = 0.1,
     b1: Any = 0.9,
     b2: Any = 0.99,
     adaptivity: Any = 1e-3,
-    **options: Any,
+    *,
+    weighting: str = "examples",
 ) -> Algorithm:
     """FedYogi as published (Reddi et al. 2021); see `fed_adam` for where `adaptivity` sits."""
     server = _adaptive("yogi", server_learning_rate, b1, b2, adaptivity)
-    return _trained(loss, server, client_learning_rate, options)
+    return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
+@variant
 def fed_adagrad(
     loss: Loss,
-    client_learning_rate: Any = 0.1,
+    client: Any = 0.1,
     server_learning_rate: Any = 0.1,
     b1: Any = 0.0,
     adaptivity: Any = 1e-3,
-    **options: Any,
+    *,
+    weighting: str = "examples",
 ) -> Algorithm:
     """FedAdagrad as published (Reddi et al. 2021); see `fed_adam` for where `adaptivity` sits."""
     server = optimizer(
@@ -80,15 +96,17 @@ def fed_adagrad(
         b1=float(b1) if type(b1) is int else b1,  # 0 is meant as 0.0
         adaptivity=adaptivity,
     )
-    return _trained(loss, server, client_learning_rate, options)
+    return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
+@variant
 def fed_prox(
     loss: Loss,
-    client_learning_rate: Any = 0.1,
+    client: Any = 0.1,
     server_learning_rate: Any = 1.0,
     proximal_weight: Any = 0.1,
-    **options: Any,
+    *,
+    weighting: str = "examples",
 ) -> Algorithm:
     """FedProx (Li et al. 2020): clients minimise F_i(w) + proximal_weight/2 |w - w_server|²."""
 
@@ -107,16 +125,18 @@ def fed_prox(
         return gradient
 
     server = optimizer(optax.sgd, learning_rate=server_learning_rate)
-    options = {**options, "gradient": proximal, "hyper": {"proximal_weight": proximal_weight}}
-    return _trained(loss, server, client_learning_rate, options)
+    client, hyper = following(client, proximal), {"proximal_weight": proximal_weight}
+    return fed_opt(loss, server=server, client=client, weighting=weighting, hyper=hyper)
 
 
+@variant
 def per_fed_avg(
     loss: Loss,
-    client_learning_rate: Any = 0.1,
+    client: Any = 0.1,
     server_learning_rate: Any = 1.0,
     adaptation_rate: Any = 0.01,
-    **options: Any,
+    *,
+    weighting: str = "examples",
 ) -> Algorithm:
     """Per-FedAvg (Fallah et al. 2020): learns a model that is good after one step at each client.
 
@@ -139,48 +159,55 @@ def per_fed_avg(
         return gradient
 
     server = optimizer(optax.sgd, learning_rate=server_learning_rate)
-    options = {**options, "gradient": adapted, "hyper": {"adaptation_rate": adaptation_rate}}
-    return _trained(loss, server, client_learning_rate, options)
+    client, hyper = following(client, adapted), {"adaptation_rate": adaptation_rate}
+    return fed_opt(loss, server=server, client=client, weighting=weighting, hyper=hyper)
 
 
+@known_arguments(
+    {
+        name: "It has no local training: clients send the gradient of all of their examples."
+        for name in ("client", *BELONGS_TO_LOCAL_TRAINING)
+    }
+)
 def fed_sgd(
-    loss: Loss, server_learning_rate: Any = 0.1, batch_size: int = 20, **options: Any
+    loss: Loss,
+    server_learning_rate: Any = 0.1,
+    batch_size: int = 20,
+    *,
+    weighting: str = "examples",
 ) -> Algorithm:
     """FedSGD: a step of the server along the gradient of the loss of all clients.
 
     `batch_size` is how many examples a client works on at a time; the gradient is of all of them.
     """
-
-    def training(start: Any, examples: Examples, hyper: Any, key: jax.Array) -> Any:
-        value, slope = jax.value_and_grad(
-            lambda params: client_loss(loss, batch_size, params, examples, key)
-        )(start)
-        return slope, value
-
     server = optimizer(optax.sgd, learning_rate=server_learning_rate)
-    return fed_opt(loss, server=server, client=optax.identity(), training=training, **options)
+    return fed_opt(loss, server=server, client=WholeGradient(batch_size), weighting=weighting)
 
 
-def fed_exp(loss: Loss, client_learning_rate: Any = 0.1, **options: Any) -> Algorithm:
+@variant
+def fed_exp(loss: Loss, client: Any = 0.1, *, weighting: str = "uniform") -> Algorithm:
     """FedExP (Jhunjhunwala et al. 2023): the server's rate is extrapolated from how much clients
     disagree, at the price of one more number from each."""
     server = optimizer(server_optimizers.fed_exp, epsilon=1e-3)
-    options = {"weighting": "uniform", **options, "measure": server_optimizers.squared_norm}
-    return _trained(loss, server, client_learning_rate, options)
+    measure = server_optimizers.squared_norm
+    return fed_opt(loss, server=server, client=client, weighting=weighting, measure=measure)
 
 
-def fed_hyper(loss: Loss, client_learning_rate: Any = 0.1, **options: Any) -> Algorithm:
+@variant
+def fed_hyper(loss: Loss, client: Any = 0.1, *, weighting: str = "examples") -> Algorithm:
     """FedHyper-G (Wang et al. 2024): the server's rate follows the product of two updates."""
     server = optimizer(server_optimizers.fed_hyper_global, low=-0.8, high=4.0)
-    return _trained(loss, server, client_learning_rate, options)
+    return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
+@variant
 def fed_hypergradient(
     loss: Loss,
-    client_learning_rate: Any = 0.1,
+    client: Any = 0.1,
     server_learning_rate: Any = 1.0,
     hyper_learning_rate: Any = 0.01,
-    **options: Any,
+    *,
+    weighting: str = "examples",
 ) -> Algorithm:
     """Hypergradient descent (Baydin et al. 2018) on pseudo-gradients: free, but it follows the
     clients' updates instead of the loss."""
@@ -189,23 +216,26 @@ def fed_hypergradient(
         learning_rate=server_learning_rate,
         hyper_learning_rate=hyper_learning_rate,
     )
-    return _trained(loss, server, client_learning_rate, options)
+    return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-def fed_prodigy(loss: Loss, client_learning_rate: Any = 0.1, **options: Any) -> Algorithm:
+@variant
+def fed_prodigy(loss: Loss, client: Any = 0.1, *, weighting: str = "examples") -> Algorithm:
     """Prodigy of optax.contrib as the server's optimizer: it estimates its own learning rate."""
     server = optimizer(optax.contrib.prodigy, learning_rate=1.0)
-    return _trained(loss, server, client_learning_rate, options)
+    return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-def fed_dog(loss: Loss, client_learning_rate: Any = 0.1, **options: Any) -> Algorithm:
+@variant
+def fed_dog(loss: Loss, client: Any = 0.1, *, weighting: str = "examples") -> Algorithm:
     """DoG (distance over gradients) of optax.contrib as the server's optimizer."""
     server = optimizer(optax.contrib.dog, learning_rate=1.0)
-    return _trained(loss, server, client_learning_rate, options)
+    return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
+@variant
 def fed_mechanic(
-    loss: Loss, client_learning_rate: Any = 0.1, momentum: Any = 0.9, **options: Any
+    loss: Loss, client: Any = 0.1, momentum: Any = 0.9, *, weighting: str = "examples"
 ) -> Algorithm:
     """Mechanic of optax.contrib around the server's SGD with momentum."""
 
@@ -213,7 +243,7 @@ def fed_mechanic(
         return optax.contrib.mechanize(optax.sgd(1.0, momentum=momentum), weight_decay=weight_decay)
 
     server = optimizer(mechanic, momentum=momentum, weight_decay=0.0)
-    return _trained(loss, server, client_learning_rate, options)
+    return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
 # By the name on the command line.
@@ -233,11 +263,6 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedyogi": fed_yogi,
     "perfedavg": per_fed_avg,
 }
-
-
-def _trained(loss: Loss, server: Optimizer, rate: Any, options: dict[str, Any]) -> Algorithm:
-    options = {"client": optimizer(optax.sgd, learning_rate=rate), **options}
-    return fed_opt(loss, server=server, **options)
 
 
 def _make_adaptive(second_moment: str) -> Callable[..., optax.GradientTransformation]:

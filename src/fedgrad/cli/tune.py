@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgrad.algorithms.fed_opt import WEIGHTINGS
-from fedgrad.algorithms.parametrisation import FORMS
+from fedgrad.algorithms.parametrization import FORMS
 from fedgrad.algorithms.variants import ALGORITHMS
 from fedgrad.cli import options as read
 from fedgrad.cli.summary import show, summary
@@ -75,15 +75,15 @@ def add_command(commands: Any) -> None:
         help="parallel (default): in the round that trains; serial: in a second one after it")
     add("--gradient-from", metavar="WHO", type=read.one_of("gradient cohort", ("fresh", "same")),
         help="whose loss counts: fresh clients' (default), or the same that train")
-    add("--parametrisation", metavar="FORM", type=read.forms,
-        help=f"{', '.join(FORMS)} (default: identity), for all or NAME=FORM,...")
+    add("--parametrization", metavar="FORM", type=read.forms,
+        help=f"{', '.join(FORMS)} (default: linear), for all or NAME=FORM,...")
     add("--bounds", metavar="NAME=LOW:HIGH", type=read.ranges, action=read.Merge,
         help="of a learned hyperparameter")
     add("--hyper-optimizer", metavar="NAME", type=read.one_of("optimizer", OPTIMIZERS),
         help=f"{' or '.join(OPTIMIZERS)} (default: sgd)")
     add("--hyper-learning-rate", type=float, metavar="RATE", help="default: 0.01")
     add("--clip", type=float, metavar="NORM", help="the largest norm of the hypergradients")
-    add("--normalise", action="store_true", help="each hypergradient to norm 1")
+    add("--normalize", action="store_true", help="each hypergradient to norm 1")
     add("--mode", metavar="NAME",
         type=read.one_of("mode", ("auto", "forward", "reverse", "mixed")),
         help="of differentiation: auto (default, the cheapest), forward, reverse, mixed")

@@ -11,9 +11,11 @@ import optax
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.local_training import local_training
+from fedgrad.algorithms.parametrization import FORMS, Form
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.variants import ALGORITHMS
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.plan.plan import Plan, plan
 from fedgrad.report.run import FIXED, LEARNED
 from fedgrad.tasks import Task, TaskError, task
@@ -43,12 +45,12 @@ class Tuning:
     weighting: str = "examples"
     schedule: str = "parallel"
     gradient_from: str = "fresh"
-    parametrisation: str | Mapping[str, str] = "identity"
+    parametrization: str | Mapping[str, str] = "linear"
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     hyper_optimizer: str = "sgd"
     hyper_learning_rate: float = 0.01
     clip: float | None = None
-    normalise: bool = False
+    normalize: bool = False
     mode: str = "auto"
 
     def command(self) -> list[str]:
@@ -133,14 +135,16 @@ def prepare(asked: Tuning) -> Prepared:
         cohort=asked.cohort or made.defaults.cohort_size,
     )
     make = ALGORITHMS[asked.algorithm]
-    options: dict[str, Any] = {
-        "batch_size": asked.batch_size,
-        "epochs": asked.epochs,
-        "weighting": asked.weighting,
-    }
-    if "client_learning_rate" in inspect.signature(make).parameters:
-        options["client_learning_rate"] = made.defaults.client_learning_rate
-    fixed = make(made.loss, **options)
+    rate, size = made.defaults.client_learning_rate, asked.batch_size
+    if "client" in inspect.signature(make).parameters:
+        work: dict[str, Any] = {
+            "client": local_training(rate, batch_size=size, epochs=asked.epochs)
+        }
+    elif asked.epochs == 1:
+        work = {"batch_size": size}
+    else:
+        raise ArgumentError(f"--epochs has no effect: {asked.algorithm} has no local training.")
+    fixed = make(made.loss, **work, weighting=asked.weighting)
     known = list(names_of.paths(fixed.hyper))
     learn = asked.learn or [name for name in USUAL if name in known]
     if not learn:
@@ -150,19 +154,37 @@ def prepare(asked: Tuning) -> Prepared:
         )
     learned = self_tuning(
         fixed,
-        learn,
-        OPTIMIZERS[asked.hyper_optimizer](asked.hyper_learning_rate),
+        _forms(asked, names_of.select(fixed.hyper, learn)),
+        _optimizer(asked),
         schedule=asked.schedule,  # type: ignore[arg-type]
         gradient_from=asked.gradient_from,  # type: ignore[arg-type]
         mode=asked.mode,  # type: ignore[arg-type]
-        parametrisation=asked.parametrisation,
-        bounds=asked.bounds,
-        clip=asked.clip,
-        normalise=asked.normalise,
     )
     algorithms = {LEARNED: learned.starting(asked.set), FIXED: fixed.starting(asked.set)}
     asked = replace(asked, learn=names_of.select(algorithms[FIXED].hyper, learn))
     return Prepared(asked, made, algorithms, command)
+
+
+def _optimizer(asked: Tuning) -> optax.GradientTransformation:
+    """Of the hyperparameters, each of which is one number."""
+    steps = [OPTIMIZERS[asked.hyper_optimizer](asked.hyper_learning_rate)]
+    if asked.clip is not None:
+        steps.insert(0, optax.clip_by_global_norm(asked.clip))
+    if asked.normalize:
+        steps.insert(0, optax.scale_by_sign())
+    return optax.chain(*steps)
+
+
+def _forms(asked: Tuning, learn: list[str]) -> dict[str, Form]:
+    """How each hyperparameter is learned."""
+    kinds, bounds = asked.parametrization, asked.bounds
+    kinds = dict.fromkeys(learn, kinds) if isinstance(kinds, str) else kinds
+    for flag, given in (("--parametrization", kinds), ("--bounds", bounds)):
+        for name in set(given) - set(learn):
+            raise ArgumentError(f"{flag}: {name!r} is not learned.{nearest(name, learn)}")
+    for kind in set(kinds.values()) - set(FORMS):
+        raise ArgumentError(f"There is no parametrization {kind!r}.{nearest(kind, list(FORMS))}")
+    return {n: FORMS[kinds.get(n, "linear")](*bounds.get(n, ())) for n in learn}
 
 
 def _word(value: Any) -> str:

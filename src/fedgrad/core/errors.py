@@ -1,12 +1,17 @@
 """Typed errors. A message says where in the user's code, what is wrong, and what is the fix."""
 
 import difflib
+import functools
+import inspect
 import os
 import sys
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import ParamSpec, Self, TypeVar
 
 import jax
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class FederatedError(Exception):
@@ -40,6 +45,35 @@ def nearest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(sorted(known)) or 'none'}."
+
+
+def known_arguments(
+    advice: Mapping[str, str] = {},
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Answer an argument that a function does not have with the nearest one that it has, or with
+    the `advice` for that name."""
+
+    def wrap(fun: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(fun)
+        known = list(signature.parameters)
+
+        @functools.wraps(fun)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                unknown = next((name for name in kwargs if name not in known), None)
+                if unknown is None:
+                    raise ArgumentError.here(f"{fun.__name__}(): {error}.") from None
+                hint = f" {advice[unknown]}" if unknown in advice else nearest(unknown, known)
+                raise ArgumentError.here(
+                    f"{fun.__name__}() has no argument {unknown!r}.{hint}"
+                ) from None
+            return fun(*args, **kwargs)
+
+        return checked
+
+    return wrap
 
 
 def require_whole(name: str, value: object, least: int = 1) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fedgrad.experiments import drawing
+import fedgrad as fg
 from fedgrad.experiments.claims import Claim, report
-from fedgrad.experiments.drawing import Drawing
 from fedgrad.experiments.results import ExperimentError, Results
 from fedgrad.experiments.tables import Table
 
@@ -30,7 +29,7 @@ class Experiment:
     description: str
     sizes: Mapping[str, Any]  # settings by name: quick, default, full
     run: Callable[[Path, Any, Progress], Results]
-    figures: Callable[[Results], Mapping[str, Drawing]]
+    figures: Callable[[Results], Mapping[str, fg.charts.Figure]]
     tables: Callable[[Results], list[Table]]
     claims: Callable[[Results], list[Claim]]
 
@@ -47,9 +46,9 @@ class Reproduction:
     """What reproducing an experiment gave."""
 
     results: Results
+    figures: Mapping[str, fg.charts.Figure]
     tables: list[Table]
     claims: list[Claim]
-    files: list[Path]
 
     def text(self) -> str:
         """Tables and claims, for a terminal."""
@@ -76,8 +75,12 @@ def reproduce(
 
 def show(experiment: Experiment, results: Results, out: Path) -> Reproduction:
     """Draw and judge results, into `out`."""
-    files = drawing.save(experiment.figures(results), out)
-    shown = Reproduction(results, experiment.tables(results), experiment.claims(results), files)
+    shown = Reproduction(
+        results, experiment.figures(results), experiment.tables(results), experiment.claims(results)
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    for name, figure in shown.figures.items():
+        figure.save(out / f"{name}.svg")
     (out / "results.txt").write_text(shown.text() + "\n", encoding="utf-8")
     return shown
 

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from fedgrad.report.charts import Curve, chart
+from fedgrad.report.charts import html
 from fedgrad.report.history import Series
-from fedgrad.report.markup import Content, Html, element
 from fedgrad.report.page import table
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.words import measure, title
+from fedgrad.show.charts import Chart, Curve
+from fedgrad.show.markup import Content, Html, element
 from fedgrad.show.numbers import percent
 
 COLOURS = {LEARNED: "p0", FIXED: "p2"}
@@ -43,12 +44,13 @@ def hyperparameters(run: Run) -> list[Content]:
     def values(name: str) -> Html:
         learned = curves[f"hyper.{name}"]
         ends = learned.rounds[:1] + learned.rounds[-1:]
-        start = Curve("start", ends, learned.values[:1] * 2, "line", dashed=True)
-        return chart(name, [Curve(LEARNED, learned.rounds, learned.values), start], "round")
+        start = Curve("start", ends, learned.values[:1] * 2, "line", "dashed")
+        main = Curve(LEARNED, learned.rounds, learned.values)
+        return html(Chart(name, [main, start], "round"))
 
     slopes = {name: curves.get(f"hypergradient.{name}") for name in run.learned}
     charts = [
-        chart(name, [Curve("hypergradient", slope.rounds, slope.values, "p3")], "round")
+        html(Chart(name, [Curve("hypergradient", slope.rounds, slope.values, "p3")], "round"))
         for name, slope in slopes.items()
         if slope is not None
     ]
@@ -88,20 +90,20 @@ def _measured(run: Run, key: str, by_traffic: bool = False) -> Html:
         window = 1 if key.startswith("eval.") else max(1, len(x) // SMOOTHED)
         lines.append(Curve(name, x, _smooth(series.values, window), colour))
         if window > 1:
-            behind.append(Curve(name, x, series.values, colour, faint=True))
+            behind.append(Curve(name, x, series.values, colour, "faint"))
     note = (
         "" if key.startswith("eval.") else "of clients while they train, weighted as in the round"
     )
     note += f", averaged over {window} rounds" if window > 1 else ""
-    return chart(
+    chart = Chart(
         title(key),
         [*lines, *behind],
         "sent" if by_traffic else "round",
-        note,
+        note=note,
         x_unit="bytes" if by_traffic else "",
         y_unit="percent" if measure(key) is percent else "",
-        class_="by-traffic" if by_traffic else "by-round",
     )
+    return html(chart, "by-traffic" if by_traffic else "by-round")
 
 
 def _smooth(values: Sequence[float], window: int) -> list[float]:

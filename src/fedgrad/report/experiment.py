@@ -1,22 +1,19 @@
 """The report of an experiment: its claims, its figures and its tables."""
 
 import json
-import re
 import shlex
 from dataclasses import asdict
-from pathlib import Path
 
 from fedgrad.experiments.claims import Claim
 from fedgrad.experiments.experiment import Experiment, Reproduction
-from fedgrad.report.markup import Content, Html, element
-from fedgrad.report.page import Section, listing, page, picture, table
+from fedgrad.report.charts import html
+from fedgrad.report.page import Section, listing, page, table
 from fedgrad.report.words import said
+from fedgrad.show.charts import Figure
+from fedgrad.show.markup import Content, Html, element
 
 # By whether a claim holds: the class of the style sheet.
 TONES = {True: "held", False: "failed", None: "untested"}
-
-SMALLEST = 0.75  # of the size in which a figure is drawn
-PIXELS_PER_POINT = 4 / 3
 
 
 def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
@@ -34,7 +31,7 @@ def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
         element("p", f"{score(shown)}.", class_="lead"),
     ]
     sections = [
-        Section("Figures", [_figure(path) for path in shown.files if path.suffix == ".svg"]),
+        Section("Figures", [_figure(name, one) for name, one in shown.figures.items()]),
         Section(
             "Claims", element("ul", [_claim(claim) for claim in shown.claims], class_="claims")
         ),
@@ -73,14 +70,11 @@ def _claim(claim: Claim) -> Html:
     )
 
 
-def _figure(path: Path) -> list[Html]:
-    svg = picture(path.read_text(encoding="utf-8"), path.stem)
-    # A wide figure goes beyond the text, and is scrolled rather than made too small to read.
-    found = re.search(r'<svg[^>]*?\bwidth="([\d.]+)pt"', svg)
-    drawn = float(found[1]) * PIXELS_PER_POINT if found else None
-    size = f"--drawn:{drawn:.0f}px;--least:{SMALLEST * drawn:.0f}px" if drawn else None
-    heading = path.stem.replace("-", " ").replace("_", " ").capitalize()
-    return [element("h3", heading), element("div", svg, class_="picture", style=size)]
+def _figure(name: str, figure: Figure) -> list[Html]:
+    charts = [html(chart) for row in figure.rows for chart in row]
+    heading = name.replace("-", " ").replace("_", " ").capitalize()
+    many = " many" if max(map(len, figure.rows)) > 2 else ""
+    return [element("h3", heading), element("div", charts, class_=f"charts{many}")]
 
 
 def _table(one: Content) -> list[Html]:

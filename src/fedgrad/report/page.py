@@ -9,7 +9,7 @@ from importlib import resources
 from xml.etree import ElementTree
 
 from fedgrad.core.errors import FederatedError
-from fedgrad.report.markup import Content, Html, element, join
+from fedgrad.show.markup import Content, Html, element, join
 from fedgrad.show.pen import INK
 
 
@@ -109,7 +109,10 @@ def _contents(sections: Sequence[Section]) -> Html:
 
 def _colours() -> str:
     light, dark = ("".join(f"--fg-{n}:{c[i]};" for n, c in INK.items()) for i in (0, 1))
-    strokes = "".join(f".stroke-{name}{{stroke:var(--fg-{name})}}" for name in INK)
+    strokes = "".join(
+        f".stroke-{name}{{stroke:var(--fg-{name})}}.fill-{name}{{fill:var(--fg-{name})}}"
+        for name in INK
+    )
     return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{strokes}"
 
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable
 
-from fedgrad.report.markup import Content, Html, element, join
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.words import change, measure, title
+from fedgrad.show.markup import Content, Html, element, join
 from fedgrad.show.numbers import memory, number, short
 
 NEGLIGIBLE = 0.01  # a smaller part of the value is not called better or worse

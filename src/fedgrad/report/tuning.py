@@ -3,12 +3,12 @@
 import shlex
 
 from fedgrad.report.curves import hyperparameters, training
-from fedgrad.report.markup import Content, element, join
 from fedgrad.report.page import Section, listing, page, picture, table
 from fedgrad.report.plans import KeptPlan
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.top import heading, listed, top
 from fedgrad.report.words import said
+from fedgrad.show.markup import Content, element, join
 from fedgrad.show.numbers import memory, plural
 
 GRAPHS = {

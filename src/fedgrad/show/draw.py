@@ -7,13 +7,13 @@ which links need a detour below the lane, and that decides how high the lanes ar
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
 
 from fedgrad.core.placement import SERVER
 from fedgrad.plan.plan import Plan
 from fedgrad.show.layout import Frame, Item, Link, Outline, Part, Round, Size, Visit, outline
 from fedgrad.show.naming import Work
-from fedgrad.show.pen import FONT, Pen, style, text_width
+from fedgrad.show.pen import Pen, document, text_width
 from fedgrad.show.text import summary
 
 BOX, LINE, GUTTER, INSET, PAD, SLOT, TRACK = 42, 15, 22, 11, 12, 96, 28
@@ -139,23 +139,9 @@ class _Picture(Pen):
         self.write(2 * PAD, 30, self.plan.name, 16, "ink", bold=True)
         for i, line in enumerate(caption):
             self.write(2 * PAD, 50 + 16 * i, line, 11.5, "quiet")
-        about = escape(". ".join(caption))
-        return "\n".join(
-            [
-                f'<svg xmlns="http://www.w3.org/2000/svg" class="fedgrad" role="img" '
-                f'width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-                f'font-family="{FONT["sans"]}">',
-                f"<title>Federated graph of {escape(self.plan.name)}</title>",
-                f"<desc>{about}</desc>",
-                f"<style>{style()}</style>",
-                f'<rect class="fill-paper" width="{width}" height="{height}"/>',
-                *self.ground,
-                *self.lines,
-                *self.front,
-                "</svg>",
-                "",
-            ]
-        )
+        title = f"Federated graph of {self.plan.name}"
+        parts = [*self.ground, *self.lines, *self.front]
+        return document(width, height, title, ". ".join(caption), parts)
 
     # --- what is drawn --------------------------------------------------------------------
 

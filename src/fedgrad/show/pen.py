@@ -1,6 +1,6 @@
 """Strokes and colours: what a picture is drawn with."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
@@ -94,6 +94,24 @@ class Pen:
             f'<text class="fill-{colour}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
             f'text-anchor="{anchor}"{style}>{escape(words)}</text>'
         )
+
+
+def document(width: float, height: float, title: str, about: str, parts: Iterable[str]) -> str:
+    """A self-contained SVG for light and dark paper."""
+    size = f'width="{width:g}" height="{height:g}"'
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="fedgrad" role="img" {size} '
+            f'viewBox="0 0 {width:g} {height:g}" font-family="{FONT["sans"]}">',
+            f"<title>{escape(title)}</title>",
+            f"<desc>{escape(about)}</desc>",
+            f"<style>{style()}</style>",
+            f'<rect class="fill-paper" {size}/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def style() -> str:

@@ -1,29 +1,33 @@
 """The loss and the exponent over rounds, and a table of the loss."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+import fedgrad as fg
 from fedgrad.experiments.client_weighting.training import SCHEDULES
-from fedgrad.experiments.drawing import Drawing, Ink, band, legend, panels
 from fedgrad.experiments.results import Results
 from fedgrad.experiments.tables import Table
 
 # name of the curve: (what it is called, its colour, its stroke)
-STYLES = {
-    "fixed 1": ("q = 1, by examples", 2, "--"),
-    "fixed 0": ("q = 0, uniform", 4, "--"),
-    "from 1": ("q learned from 1", 0, "-"),
-    "from 0": ("q learned from 0", 1, "-"),
+STYLES: dict[str, tuple[str, str, Any]] = {
+    "from 1": ("q learned from 1", "p0", "line"),
+    "from 0": ("q learned from 0", "p1", "line"),
+    "fixed 1": ("q = 1, by examples", "p2", "dashed"),
+    "fixed 0": ("q = 0, uniform", "p4", "dashed"),
 }
 
 
-def figures(results: Results) -> Mapping[str, Drawing]:
+def figures(results: Results) -> Mapping[str, fg.charts.Figure]:
     """The loss and the exponent, each serial and parallel."""
+    arrays, facts = results.arrays, results.facts
+    loss = dict(zip(facts["curves"], arrays["loss"], strict=True))
+    exponent = dict(zip(facts["learned"], arrays["exponent"], strict=True))
+    each = np.arange(1, arrays["exponent"].shape[-1] + 1)
     return {
-        "loss": lambda ink: _loss(results, ink),
-        "exponent": lambda ink: _exponent(results, ink),
+        "loss": _over_rounds("loss over all examples", arrays["rounds"], loss, STYLES),
+        "exponent": _over_rounds("q", each, exponent, ("from 1", "from 0")),
     }
 
 
@@ -53,39 +57,28 @@ def _title(curve: str) -> str:
     return STYLES[curve][0] if curve in STYLES else f"{STYLES[rest][0]}, {schedule}"
 
 
-def _loss(results: Results, ink: Ink) -> Any:
-    figure, axes = panels(ink, 1, len(SCHEDULES), sharey=True)
-    curves, rounds = results.facts["curves"], results.arrays["rounds"]
-    for one, schedule in zip(axes[0], SCHEDULES, strict=True):
-        for name in STYLES:
-            curve = name if name in curves else f"{schedule} {name}"
-            _plot(one, rounds, results.arrays["loss"][curves.index(curve)], STYLES[name], ink)
-        one.set(title=schedule, xlabel="round", xlim=(0, rounds[-1]))
-    axes[0, 0].set_ylabel("loss over all examples")
-    legend(axes[0, -1], ink)
-    return figure
+def _over_rounds(
+    y_name: str, rounds: np.ndarray, values: Mapping[str, np.ndarray], names: Iterable[str]
+) -> fg.charts.Figure:
+    """One chart for each schedule, of curves by their names: seeds x rounds."""
+    names = list(names)
+    row = [
+        fg.charts.Chart(
+            schedule,
+            [
+                _curve(name, rounds, values[name if name in values else f"{schedule} {name}"])
+                for name in names
+            ],
+            "round",
+            y_name,
+        )
+        for schedule in SCHEDULES
+    ]
+    return fg.charts.Figure([fg.charts.alike(row)])
 
 
-def _exponent(results: Results, ink: Ink) -> Any:
-    figure, axes = panels(ink, 1, len(SCHEDULES), sharey=True)
-    learned, exponent = results.facts["learned"], results.arrays["exponent"]
-    rounds = np.arange(1, exponent.shape[-1] + 1)
-    for one, schedule in zip(axes[0], SCHEDULES, strict=True):
-        for name in ("from 1", "from 0"):
-            values = exponent[learned.index(f"{schedule} {name}")]
-            _plot(one, rounds, values, STYLES[name], ink)
-        one.set(title=schedule, xlabel="round", xlim=(0, rounds[-1]))
-    axes[0, 0].set_ylabel("q")
-    legend(axes[0, -1], ink)
-    return figure
-
-
-def _plot(
-    axes: Any, x: np.ndarray, values: np.ndarray, style: tuple[str, int, str], ink: Ink
-) -> None:
-    """The mean over seeds (the first axis), and a band of one standard deviation to each side."""
-    label, number, stroke = style
-    colour = ink.curves[number]
+def _curve(name: str, rounds: np.ndarray, values: Any) -> fg.charts.Curve:
+    """The mean over seeds, and a band of one standard deviation to each side."""
+    label, colour, look = STYLES[name]
     mean, deviation = values.mean(0), values.std(0)
-    band(axes, x, mean - deviation, mean + deviation, colour)
-    axes.plot(x, mean, stroke, color=colour, linewidth=1.6, label=label)
+    return fg.charts.Curve(label, rounds, mean, colour, look, (mean - deviation, mean + deviation))

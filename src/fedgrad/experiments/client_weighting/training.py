@@ -87,12 +87,12 @@ def algorithms(settings: Settings, loss: Any) -> dict[str, fg.Algorithm]:
     """FedAvg with q fixed, and learned in both schedules."""
     fixed = fg.fed_avg(
         loss,
-        client_learning_rate=settings.client_learning_rate,
-        server_learning_rate=settings.server_learning_rate,
-        batch_size=settings.batch_size,
-        weighting="power",
         # Examples are stored in random order, and an epoch goes through them once.
-        shuffle=False,
+        fg.local_training(
+            settings.client_learning_rate, batch_size=settings.batch_size, shuffle=False
+        ),
+        server_learning_rate=settings.server_learning_rate,
+        weighting="power",
     )
     adam = optax.adam(settings.hyper_learning_rate)
     return {

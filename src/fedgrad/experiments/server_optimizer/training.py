@@ -98,10 +98,9 @@ def algorithms(settings: Settings, task: fg.tasks.Task) -> dict[str, fg.Algorith
     """The same FedAvgM, fixed and learned."""
     fixed = fg.fed_avgm(
         task.loss,
-        client_learning_rate=task.defaults.client_learning_rate,
+        fg.local_training(task.defaults.client_learning_rate, batch_size=task.defaults.batch_size),
         server_learning_rate=settings.server_learning_rate,
         momentum=settings.momentum,
-        batch_size=task.defaults.batch_size,
     )
     sgd = optax.sgd(settings.hyper_learning_rate)
     return {

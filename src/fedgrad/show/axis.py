@@ -21,10 +21,10 @@ class Axis:
 
     def place(self, value: float) -> float:
         """0 at the low end, 1 at the high end."""
+        places = [float(value), self.low, self.high]
         if self.logarithmic:
-            value, low, high = math.log(max(value, 1e-300)), math.log(self.low), math.log(self.high)
-        else:
-            low, high = self.low, self.high
+            places = [math.log(max(place, 1e-300)) for place in places]
+        value, low, high = places
         return (value - low) / (high - low)
 
     def ticks(self, most: int = 6) -> list[float]:
@@ -46,17 +46,19 @@ class Axis:
         if self.unit == "percent":
             return f"{100 * value:.6g} %"
         if self.logarithmic or value == 0:
-            return f"{value:g}" if 1e-4 <= abs(value) < 1e6 or value == 0 else number(value)
+            return f"{value:,g}" if 1e-4 <= abs(value) < 1e6 or value == 0 else number(value)
         return number(float(f"{value:.6g}")) if abs(value) >= 1e4 else f"{value:.6g}"
 
 
-def axis(values: Iterable[float], zero: bool = False, unit: Unit = "") -> Axis:
+def axis(
+    values: Iterable[float], zero: bool = False, unit: Unit = "", logarithmic: bool = False
+) -> Axis:
     """An axis for these values, with a little room; logarithmic if they differ very much."""
-    found = [v for v in values if math.isfinite(v)]
+    found = [float(v) for v in values if math.isfinite(v)]
     low, high = min(found, default=0.0), max(found, default=1.0)
     if zero:
         return Axis(min(low, 0.0), high if high > low else low + 1, unit=unit)
-    if low > 0 and high / low > 30:
+    if low > 0 and (logarithmic or (high / low > 30 and unit != "percent")):
         return Axis(low / 1.15, high * 1.15, logarithmic=True, unit=unit)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
     # Values that are never negative get no room below zero.

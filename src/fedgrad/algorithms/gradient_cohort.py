@@ -1,0 +1,73 @@
+"""Who says what the loss is whose derivative hyperparameters follow."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+
+from fedgrad.algorithms.objective import Loss, client_loss
+from fedgrad.clients.population import Population
+from fedgrad.clients.examples import Examples
+from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
+from fedgrad.core.operations import broadcast, mean
+from fedgrad.core.placement import CLIENTS, Placement
+from fedgrad.core.program import Program, program
+
+GRADIENT = Placement("gradient")
+
+
+@dataclass(frozen=True)
+class GradientCohort:
+    """See `gradient_cohort`."""
+
+    clients: Any
+    loss: Loss | None
+    batch_size: int
+
+    @property
+    def placement(self) -> Placement:
+        """Where they are: with those that train, or apart from them."""
+        return GRADIENT if self.cohorts else CLIENTS
+
+    @property
+    def cohorts(self) -> Mapping[str, Population | None]:
+        """The further cohort that a round needs, by argument, and what it is drawn from."""
+        if isinstance(self.clients, str):
+            return {} if self.clients == "same" else {"gradient_cohort": None}
+        return {"gradient_cohort": self.clients}
+
+    def program(self, loss: Loss) -> Program:
+        """Their loss of a model: (params, gradient_cohort) -> the mean over examples."""
+        at = self.placement
+
+        @program(gradient_cohort=at)
+        def gradient_loss(params: Any, gradient_cohort: Any) -> jax.Array:
+            data = gradient_cohort
+            examples = data if isinstance(data, Examples) else Examples.of(data)
+            own = client_loss(self.loss or loss, self.batch_size, broadcast(params, at), examples)
+            return mean(own, weights=examples.count, at=at)
+
+        return gradient_loss
+
+
+@known_arguments()
+def gradient_cohort(
+    clients: Literal["fresh", "same"] | Population = "fresh",
+    *,
+    loss: Loss | None = None,
+    batch_size: int = 50,
+) -> GradientCohort:
+    """Whose loss `fg.self_tuning` follows, and which.
+
+    `clients`: a "fresh" cohort of those that are trained on (the paper's choice), the "same"
+    clients that train, or another population. `loss`: another one than the algorithm minimizes.
+    `batch_size`: how many examples a client works on at a time.
+    """
+    known = clients in ("fresh", "same") if isinstance(clients, str) else hasattr(clients, "sample")
+    if not known:
+        raise ArgumentError.here(
+            f'gradient_from= takes "fresh", "same" or a population, got {clients!r}.'
+        )
+    require_whole("batch_size", batch_size)
+    return GradientCohort(clients, loss, batch_size)

@@ -1,0 +1,149 @@
+"""How a hyperparameter is learned: as it is, or so that a step cannot leave its range."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.algorithms import hyper as names_of
+from fedgrad.core.errors import ArgumentError
+
+Bounds = tuple[float, float]
+
+# By the part of a hyperparameter's name that is here (what follows it is a layer); others are
+# unbounded.
+DEFAULT_BOUNDS: dict[str, Bounds] = {
+    "adaptation_rate": (0.0, math.inf),
+    "adaptivity": (1e-8, math.inf),
+    "b1": (0.0, 0.999),
+    "b2": (0.0, 0.9999),
+    "hyper_learning_rate": (0.0, math.inf),
+    "learning_rate": (0.0, math.inf),
+    "momentum": (0.0, 0.999),
+    "proximal_weight": (0.0, math.inf),
+}
+EDGE = 1e-6  # how near to its bounds, as a part of the range, a logit can be
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a hyperparameter is learned, and its bounds: see `linear`, `log` and `logit`."""
+
+    kind: str
+    low: float | None = None
+    high: float | None = None
+
+
+def linear(low: float | None = None, high: float | None = None) -> Form:
+    """Learn a hyperparameter as it is, which is what the paper does and the default.
+
+    Bounds that are not given go with its name: a learning rate is not negative, a momentum is below
+    1. A step that would leave them ends there.
+    """
+    return Form("linear", low, high)
+
+
+def log(low: float | None = None, high: float | None = None) -> Form:
+    """Learn the logarithm of a hyperparameter: steps are multiplicative, and it stays positive.
+    Bounds that are not given go with its name."""
+    return Form("log", low, high)
+
+
+def logit(low: float | None = None, high: float | None = None) -> Form:
+    """Learn the logit of where a hyperparameter is between two bounds, so that it stays there.
+    Bounds that are not given go with its name."""
+    return Form("logit", low, high)
+
+
+FORMS = {"linear": linear, "log": log, "logit": logit}  # by the name on the command line
+
+
+def _logit(value: Any, bounds: Bounds) -> Any:
+    low, high = bounds
+    part = jnp.clip((value - low) / (high - low), EDGE, 1 - EDGE)
+    return jnp.log(part) - jnp.log1p(-part)
+
+
+def _positive(value: Any) -> Any:
+    """Neither 0 nor infinite, from where no logarithm comes back."""
+    return jnp.clip(value, jnp.finfo(value.dtype).tiny, jnp.finfo(value.dtype).max)
+
+
+# From the number that is learned to the value that is used, and back; both increase.
+VALUES: dict[str, Callable[[Any, Bounds], Any]] = {
+    "linear": lambda raw, bounds: raw,
+    "log": lambda raw, bounds: jnp.exp(raw),
+    "logit": lambda raw, bounds: bounds[0] + (bounds[1] - bounds[0]) * jax.nn.sigmoid(raw),
+}
+RAW: dict[str, Callable[[Any, Bounds], Any]] = {
+    "linear": lambda value, bounds: value,
+    "log": lambda value, bounds: jnp.log(_positive(value)),
+    "logit": _logit,
+}
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One hyperparameter that is learned."""
+
+    name: str
+    kind: str
+    bounds: Bounds
+
+    def value(self, raw: Any) -> Any:
+        """The value that the algorithm uses."""
+        return VALUES[self.kind](raw, self.bounds)
+
+    def raw(self, value: Any) -> Any:
+        """The number that is learned, inside of the bounds."""
+        value = jnp.asarray(value, jnp.result_type(float, value))
+        known = not isinstance(value, jax.core.Tracer)
+        if self.kind == "log" and known and not jnp.all(value > 0):
+            raise ArgumentError.here(
+                f"{self.name!r} starts at {value}, which has no logarithm. Start above 0, or learn "
+                "it as it is: fg.linear()."
+            )
+        return self.project(RAW[self.kind](value, self.bounds))
+
+    def project(self, raw: Any) -> Any:
+        """The nearest number that gives a value inside of the bounds."""
+        low, high = (RAW[self.kind](jnp.asarray(b, raw.dtype), self.bounds) for b in self.bounds)
+        return jnp.clip(raw, low, high)
+
+
+def learned(hyper: Any, learn: str | Iterable[str] | Mapping[str, Form]) -> dict[str, Learned]:
+    """What is learned, by dotted name, with its form and bounds checked."""
+    if not isinstance(learn, Mapping):
+        learn = dict.fromkeys([learn] if isinstance(learn, str) else learn, linear())
+    forms: dict[str, Form] = {}
+    for name in sorted(learn, key=lambda name: name.count(".")):  # the more exact name counts
+        forms |= dict.fromkeys(names_of.select(hyper, name), learn[name])
+    return {name: _learned(name, forms[name]) for name in names_of.select(hyper, learn)}
+
+
+def _learned(name: str, form: Form) -> Learned:
+    if not isinstance(form, Form):
+        raise ArgumentError.here(
+            f"learn={{{name!r}: {form!r}}}: give a form, such as fg.log(1e-3, 10).",
+            str(form),
+            FORMS,
+        )
+    parts = [p for p in name.split(".") if p in DEFAULT_BOUNDS]
+    low, high = DEFAULT_BOUNDS[parts[0]] if parts else (-math.inf, math.inf)
+    low, high = low if form.low is None else form.low, high if form.high is None else form.high
+    if not low < high:
+        raise ArgumentError.here(f"bounds of {name!r}: {low} is not below {high}.")
+    if form.kind == "log" and low < 0:
+        raise ArgumentError.here(
+            f"{name!r} cannot be learned by its logarithm: it may be as low as {low}. Write "
+            "fg.log(low, high) with low >= 0, or fg.linear()."
+        )
+    if form.kind == "logit" and not (math.isfinite(low) and math.isfinite(high)):
+        raise ArgumentError.here(
+            f"{name!r} cannot be learned by its logit without two finite bounds, it has ({low}, "
+            f"{high}). Write fg.logit(low, high)."
+        )
+    return Learned(name, form.kind, (low, high))
