@@ -81,7 +81,7 @@ def test_fit_trains_on_the_clients_that_sample_draws(kind):
     for round in range(1, 11):
         cohort = clients.sample(KEY, 5, round)
         state, metrics = algorithm.round(state, algorithm.hyper, cohort, jax.random.key(round))
-        losses.append(float(metrics["loss"]))
+        losses.append(float(metrics.loss))
     assert trained.history["loss"].tolist() == losses
     assert np.array_equal(trained.params["w"], state.params["w"])
 
