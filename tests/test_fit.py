@@ -16,6 +16,7 @@ from rich.console import Console
 
 import fedgrad as fg
 from fedgrad.clients import sampling
+from fedgrad.core.errors import MissingExtra
 from fedgrad.training.course import draws
 from fedgrad.training.history import MetricError
 from fedgrad.training.log import read_log
@@ -562,7 +563,7 @@ def test_what_tensorboard_reads(tmp_path):
 
 def test_tensorboard_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(fg.ArgumentError, match=r"fedgrad\[tensorboard\]"):
+    with pytest.raises(MissingExtra, match=r"fedgrad\[tensorboard\]"):
         fg.TensorBoard("runs")
 
 

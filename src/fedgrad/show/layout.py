@@ -206,7 +206,7 @@ def _outer(loop: Equation, i: int) -> list[Value | None]:
 
 
 def _argument(v: Value) -> str:
-    return re.split(r"[.\[]", str(v.origin).strip('"'))[0] or "a constant"
+    return re.split(r"[.\[]", v.origin.name.strip('"'))[0] or "a constant"
 
 
 def _result(path: Sequence[Any]) -> str:

@@ -13,7 +13,7 @@ PerExample = Callable[[Any, Any], jax.Array]  # (params, batch) -> one number pe
 
 
 class TaskError(FederatedError):
-    """A task is unknown, cannot be made as asked for, or needs a package that is not installed."""
+    """A task is unknown, or cannot be made as asked for."""
 
 
 @dataclass(frozen=True)
