@@ -44,6 +44,7 @@ class _Cutter:
         self.own = {*graph.inputs, *graph.indices.values()}
         self.at_client: dict[str, set[Value]] = {}  # what each placement has computed or received
         self.maker = {v: e for e in live for v in e.outputs}
+        self.loops = [e for e in live if e.bodies]
         roots = [v for e in live if e.primitive is broadcast_p or e.bodies for v in e.inputs]
         on_server, _ = needed(
             live,
@@ -114,7 +115,7 @@ class _Cutter:
 
         def known(v: Value) -> bool:
             maker = self.maker.get(v)
-            if v in self.own or self.sent_down(v) or (maker is not None and bool(maker.bodies)):
+            if v in self.own or self.sent_down(v) or maker in self.loops:
                 return True
             # What depends on nothing that was sent is computed again rather than remembered.
             return not self.recompute and v in has and self.level(v) > 0
