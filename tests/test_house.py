@@ -5,7 +5,6 @@ the mark goes when it holds.
 """
 
 import ast
-import builtins
 import functools
 import gc
 import inspect
@@ -338,11 +337,10 @@ def test_all_is_the_whole_api():
     public = [n for n, v in vars(fg).items() if n[0] != "_" and not inspect.ismodule(v)]
     rooms = [n for n in fg.__all__ if inspect.ismodule(getattr(fg, n))]
     assert sorted(fg.__all__) == sorted([*public, *rooms])
-    assert list(fg.__all__) == sorted(fg.__all__, key=lambda n: (n.lower(), n))
 
 
 def test_what_public_functions_return_is_public():
-    known = {getattr(fg, name) for name in fg.__all__} | set(vars(builtins).values())
+    known = [getattr(fg, name) for name in fg.__all__]
     for name, function in public_functions():
         hints = typing.get_type_hints(function)
         for kind in (hints.get("return"), *typing.get_args(hints.get("return"))):
