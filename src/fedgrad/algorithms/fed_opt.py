@@ -90,7 +90,7 @@ def fed_opt(
 
     @program(cohort=CLIENTS)
     def round(state: ServerState, hyper: Any, cohort: Any, key: jax.Array) -> Any:
-        hyper = _now(state, hyper)
+        hyper = now(state, hyper)
         examples = cohort if isinstance(cohort, Examples) else Examples.of(cohort)
         theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
         update, value = train(broadcast(state.params), examples, theirs, client_key(key))
@@ -104,7 +104,7 @@ def fed_opt(
     return Algorithm(init, round, defaults, loss)
 
 
-def _now(state: ServerState, hyper: Any) -> Any:
+def now(state: ServerState, hyper: Any) -> Any:
     """The hyperparameters of this round, numbers."""
     scheduled = names_of.schedules(hyper)
     if scheduled and state.rounds is None:

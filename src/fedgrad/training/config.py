@@ -16,6 +16,7 @@ from fedgrad.clients.sampling import Clients, Draw
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.core.trace import struct
+from fedgrad.training import client_state
 from fedgrad.training.course import Course
 from fedgrad.training.log import plain
 
@@ -76,8 +77,8 @@ def _program(course: Course, state: Any, draw: Draw) -> str | None:
     if not all(type(clients) is Population for clients in course.populations.values()):
         return None
     program, hyper = course.algorithm.round, course.algorithm.hyper
-    bound = program.bind((state, hyper, draw.cohorts["cohort"], draw.key), draw.further)
-    arguments = read_arguments(program, bound)
+    called = client_state.arguments(course.algorithm, state, hyper, draw)
+    arguments = read_arguments(program, program.bind(*called))
     jaxpr, _ = make_jaxpr(
         lambda *flat: program.call(arguments.rebuild(list(flat))),
         program.client_placements,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.sampling import Clients, Draw, cohort_sizes, draws, sharding_of
 from fedgrad.core.errors import ArgumentError
+from fedgrad.training.client_state import first_state, play
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,11 @@ class Course:
 
     def play(self, round: int, state: Any, hyper: Any) -> tuple[Any, Any]:
         """The state after a round, and its metrics."""
-        drawn = self.draw(round)
-        return self.algorithm.round(
-            state, hyper, drawn.cohorts["cohort"], drawn.key, **drawn.further
-        )
+        return play(self.algorithm, state, hyper, self.draw(round))
+
+    def first(self, params: Any) -> Any:
+        """The state before the first round, where the clients' data are."""
+        return self.placed(first_state(self.algorithm, params, self.populations["cohort"]))
 
     def placed(self, tree: Any) -> Any:
         """States or hyperparameters where the clients' data are. Otherwise the first round would be

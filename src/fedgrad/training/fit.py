@@ -71,7 +71,7 @@ def fit(
     evaluations = Evaluations.of(evaluate)
     check_callbacks(callbacks, evaluations.by_name)
     course = Course.of(algorithm, clients, cohort_size, key)
-    first, hyper = course.placed(algorithm.init(params)), course.placed(algorithm.hyper)
+    first, hyper = course.first(params), course.placed(algorithm.hyper)
     at, history, kept = Played(0, first), History(), None
     if out is not None:
         folder = out if isinstance(out, RunFolder) else run_folder(out)
