@@ -51,7 +51,7 @@ def line(batch_size=4, metrics=lambda metrics: metrics):
             state.weak * 1.5,
             (state.half * 1.01).astype(state.half.dtype),
         )
-        return next_state, metrics({"loss": squares / count, "steps": state.steps})
+        return next_state, metrics(fg.Metrics(loss=squares / count, extra={"steps": state.steps}))
 
     def init(params, hyper=None):
         half = jnp.ones(3, jnp.bfloat16)

@@ -239,7 +239,7 @@ def test_formula(name, executor):
         np.testing.assert_allclose(as_vector(model), x, rtol=row.accuracy)
         if name != "perfedavg":  # it reports the loss after the client's step
             expected = by_hand.mean(weights, values)
-            np.testing.assert_allclose(found["loss"], expected, rtol=row.accuracy)
+            np.testing.assert_allclose(found.loss, expected, rtol=row.accuracy)
     if name == "fedexp":
         assert max(memory["rates"]) > 1, "both sides of its maximum are to be seen"
         assert min(memory["rates"]) < 1
@@ -442,7 +442,7 @@ def test_half_precision_is_near():
     exact, expected = run(algorithm)
     assert like(models[-1]) == like(half)
     np.testing.assert_allclose(as_vector(models[-1]), as_vector(exact[-1]), atol=0.02)
-    np.testing.assert_allclose(metrics[-1]["loss"], expected[-1]["loss"], rtol=0.02)
+    np.testing.assert_allclose(metrics[-1].loss, expected[-1].loss, rtol=0.02)
 
 
 def test_rounds_are_compiled_once():
@@ -485,7 +485,7 @@ def same_rounds(algorithm, hyper, values):
         state, metrics = algorithm.round(state, hyper, cohort, key)
         expected, seen = algorithm.round(expected, numbers(t), cohort, key)
         np.testing.assert_allclose(as_vector(state.params), as_vector(expected.params), rtol=1e-6)
-        np.testing.assert_allclose(metrics["loss"], seen["loss"], rtol=1e-6)
+        np.testing.assert_allclose(metrics.loss, seen.loss, rtol=1e-6)
     assert int(state.rounds) == len(COHORTS)
 
 

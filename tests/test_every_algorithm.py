@@ -92,7 +92,7 @@ def hypergradients(algorithm, learn, schedule, **options):
     for t in range(ROUNDS):
         key = jax.random.fold_in(KEY, t)
         state, metrics = tuned.round(state, tuned.hyper, TRAIN, key, **more)
-        seen.append(metrics["hypergradient"])
+        seen.append(metrics.hypergradient)
     return {name: np.array([float(one[name]) for one in seen]) for name in seen[0]}
 
 

@@ -74,7 +74,7 @@ def test_rounds_through_fit_are_the_rounds_of_the_algorithm():
     result = train(algorithm, rounds=4)
     same = [np.array_equal(a, b) for a, b in zip(_data(result.state), _data(state), strict=True)]
     assert all(same)
-    assert result.history["loss"][-1] == metrics["loss"]
+    assert result.history["loss"][-1] == metrics.loss
 
 
 def _data(tree):
@@ -311,7 +311,7 @@ def test_a_log_is_read_while_it_is_written(tmp_path):
 
 def test_numbers_that_json_does_not_have(tmp_path):
     values = [np.nan, np.inf, -np.inf, 1.0]
-    odd = line(metrics=lambda m: {"odd": jnp.asarray(values)[m["steps"]]})
+    odd = line(metrics=lambda m: fg.Metrics(extra={"odd": jnp.asarray(values)[m.extra["steps"]]}))
     history = train(odd, rounds=4, out=tmp_path).history
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
 
@@ -382,7 +382,7 @@ def test_callbacks_see_every_round_and_may_stop_it():
     seen = []
 
     def watch(round, state, metrics):
-        seen.append((round, int(state.steps), metrics["loss"], metrics.get("eval.w")))
+        seen.append((round, int(state.steps), metrics.loss, metrics.eval.get("w")))
         return round == 4
 
     result = train(rounds=50, callbacks=[watch], evaluate=first_weight(every=3))
@@ -458,7 +458,7 @@ def test_when_it_stops(name):
 
 
 def test_early_stop_ends_training_and_says_why(tmp_path):
-    falling = line(metrics=lambda m: {"loss": jnp.maximum(5.0 - m["steps"], 2.0)})
+    falling = line(metrics=lambda m: fg.Metrics(jnp.maximum(5.0 - m.extra["steps"], 2.0)))
     stop = fg.early_stop(patience=3)
     result = train(falling, rounds=100, callbacks=[stop], out=tmp_path)
     assert result.history["loss"].tolist() == [5, 4, 3, 2, 2, 2, 2]
@@ -481,7 +481,7 @@ def test_early_stop_on_an_evaluation():
 
 
 def test_a_loss_that_is_not_finite_is_reported_once():
-    broken = line(metrics=lambda m: {"loss": jnp.where(m["steps"] < 2, 1.0, jnp.nan)})
+    broken = line(metrics=lambda m: fg.Metrics(jnp.where(m.extra["steps"] < 2, 1.0, jnp.nan)))
     with pytest.warns(RuntimeWarning, match=r"The loss of round 3 is not finite\. ") as caught:
         result = train(broken, rounds=6)
     assert len(caught) == 1
@@ -489,10 +489,10 @@ def test_a_loss_that_is_not_finite_is_reported_once():
     with pytest.warns(RuntimeWarning, match="not finite"):
         stopped = train(broken, rounds=6, callbacks=[fg.non_finite()])
     assert stopped.rounds == 3 and stopped.stopped == "loss is not finite"
-    trials = line(metrics=lambda m: {"loss": jnp.array([1.0, jnp.nan])})
+    trials = line(metrics=lambda m: fg.Metrics(loss=jnp.array([1.0, jnp.nan])))
     with pytest.warns(RuntimeWarning, match="in 1 of 2 trials"):
         train(trials, rounds=1)
-    guarded = line(metrics=lambda m: {"loss": jnp.nan * m["loss"], "rejected": 1})
+    guarded = line(metrics=lambda m: fg.Metrics(loss=jnp.nan * m.loss, rejected=1))
     train(guarded, rounds=2)  # warnings are errors here
 
 
@@ -540,7 +540,7 @@ def test_tensorboard(monkeypatch, tmp_path):
 
     fake = types.SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "tensorboardX", fake)
-    watch, pair = fg.tensorboard(tmp_path), lambda p: {"w": [1.0, 2.0]}
+    watch, pair = fg.TensorBoard(tmp_path), lambda p: {"w": [1.0, 2.0]}
     result = train(rounds=2, callbacks=[watch], evaluate=pair)
     assert written[0] == ("open", str(tmp_path), 1) and written[-1] == "close"
     assert ("loss", float(result.history["loss"][1]), 2) in written
@@ -551,7 +551,7 @@ def test_what_tensorboard_reads(tmp_path):
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event
 
-    result = train(rounds=3, callbacks=[fg.tensorboard(tmp_path)])
+    result = train(rounds=3, callbacks=[fg.TensorBoard(tmp_path)])
     (file,) = tmp_path.glob("events.*")
     content, found = file.read_bytes(), {}
     while content:  # length, checksum, event, checksum
@@ -566,7 +566,7 @@ def test_what_tensorboard_reads(tmp_path):
 def test_tensorboard_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(fg.ArgumentError, match=r"fedgrad\[tensorboard\]"):
-        fg.tensorboard("runs")
+        fg.TensorBoard("runs")
 
 
 # Mistakes
@@ -579,7 +579,12 @@ MISTAKES = {
     "several keys": ({"key": jax.random.split(KEY)}, "takes one key"),
     "evaluate": ({"evaluate": "test"}, "evaluate= takes a function"),
     "evaluation without names": ({"evaluate": lambda p: 1.0}, "Give metrics by name"),
-    "metrics without names": ({"algorithm": line(metrics=lambda m: m["loss"])}, "by name"),
+    "metrics without names": ({"algorithm": line(metrics=lambda m: m.loss)}, "by name"),
+    "metrics without a type": ({"algorithm": line(metrics=lambda m: {"loss": 1.0})}, "fg.Metrics"),
+    "a metric of another's name": (
+        {"algorithm": line(metrics=lambda m: fg.Metrics(m.loss, extra={"loss": 1.0}))},
+        "in extra is called 'loss'",
+    ),
     "a metric that is none": ({"evaluate": lambda p: {"x": "good"}}, "are numbers"),
     "nothing to watch": ({"callbacks": [fg.early_stop("eval.loss")]}, "nothing is evaluated"),
     "another to watch": (

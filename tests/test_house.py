@@ -163,7 +163,6 @@ def public_functions():
             yield name, value
 
 
-@not_yet("self_tuning, fit, fed_opt and others: what belongs together becomes one object")
 def test_no_public_function_has_more_than_ten_parameters():
     many = {n: len(inspect.signature(f).parameters) for n, f in public_functions()}
     assert not {n: count for n, count in many.items() if count > 10}

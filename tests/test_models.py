@@ -106,8 +106,8 @@ def test_a_model_is_trained_as_it_is(model):
     state, losses, rates = tuned.init(params), [], []
     for _ in range(8):
         state, metrics = tuned.round(state, tuned.hyper, everyone, key)
-        losses.append(float(metrics["gradient_loss"]))
-        rates.append(float(metrics["hyper"]["server.learning_rate"]))
+        losses.append(float(metrics.gradient_loss))
+        rates.append(float(metrics.hyper["server.learning_rate"]))
         if len(losses) == 1:
             once, _ = plain.round(plain.init(params), plain.hyper, everyone, key)
             close = np.testing.assert_allclose

@@ -236,23 +236,23 @@ def test_hypergradients_are_those_of_centralised_ad(name, schedule, mode, execut
     data = together(FRESH)
     slopes = None
     for state, metrics in seen:
-        new, slopes_now = central(name)(metrics["hyper"], state.inner)
+        new, slopes_now = central(name)(metrics.hyper, state.inner)
         if schedule == "serial":
             g, chained = by_hand.slope(np.asarray(new), data), slopes_now
             at = new
         else:  # the gradient at the model before, with what that one was made with
             at = as_vector(state.params)
             g, chained = by_hand.slope(at, data), slopes
-        close(metrics["gradient_loss"], by_hand.value(np.asarray(at), data))
-        assert set(metrics["hypergradient"]) == set(metrics["hyper"]) == set(slopes_now)
-        for path, found in metrics["hypergradient"].items():
+        close(metrics.gradient_loss, by_hand.value(np.asarray(at), data))
+        assert set(metrics.hypergradient) == set(metrics.hyper) == set(slopes_now)
+        for path, found in metrics.hypergradient.items():
             close(found, 0.0 if chained is None else g @ chained[path])
         slopes = slopes_now
     close(as_vector(last.params), new)
     # Those that are learned moved by these, in bounds; the others did not.
-    values = [metrics["hyper"] for _, metrics in seen] + [last.learned]
+    values = [metrics.hyper for _, metrics in seen] + [last.learned]
     for (_, metrics), old, now in zip(seen, values, values[1:], strict=False):
-        for path, slope in metrics["hypergradient"].items():
+        for path, slope in metrics.hypergradient.items():
             close(now[path], np.clip(old[path] - SPEED * slope, *LIMITS.get(path, (0, None))))
     assert int(last.rejected) == 0 and int(last.rounds) == ROUNDS
 
@@ -262,14 +262,14 @@ def test_hypergradients_by_finite_differences(name):
     """Of the second round, which has a past; the values are moved in the state."""
     algorithm, seen, _ = of(name, "serial")
     state, metrics = seen[1]
-    for path, found in metrics["hypergradient"].items():
+    for path, found in metrics.hypergradient.items():
         value = float(state.learned[path])
         h = 1e-5 * max(value, 1e-3)
 
         def after(value, path=path):
             moved = {**state.learned, path: jnp.asarray(value, float)}
             start = dataclasses.replace(state, learned=moved)
-            return float(run(algorithm, 1, state=start)[0][0][1]["gradient_loss"])
+            return float(run(algorithm, 1, state=start)[0][0][1].gradient_loss)
 
         assert found != 0
         close(found, (after(value + h) - after(value - h)) / (2 * h), rtol=2e-6)
@@ -280,17 +280,17 @@ def test_the_parallel_chain_is_the_formula_for_server_rate_and_momentum():
     _, seen, last = of("fedavgm", "parallel")
     data = together(FRESH)
     x, m, chained = START, np.zeros(3), None
-    hyper = {path: float(value) for path, value in seen[0][1]["hyper"].items()}
+    hyper = {path: float(value) for path, value in seen[0][1].hyper.items()}
     for _, metrics in seen:
         for path, value in hyper.items():
-            close(metrics["hyper"][path], value)
+            close(metrics.hyper[path], value)
         g = by_hand.slope(x, data)
         if chained is not None:
             slopes = {path: g @ s for path, s in chained.items()}
             for path, slope in slopes.items():
-                close(metrics["hypergradient"][path], slope)
+                close(metrics.hypergradient[path], slope)
             # The client's rate has no closed formula; its slope is checked against AD above.
-            slopes["client.learning_rate"] = float(metrics["hypergradient"]["client.learning_rate"])
+            slopes["client.learning_rate"] = float(metrics.hypergradient["client.learning_rate"])
         rate, momentum = hyper["server.learning_rate"], hyper["server.momentum"]
         deltas, weights = local_updates(x, Sgd, hyper["client.learning_rate"])
         m_before, m = m, momentum * m + by_hand.mean(weights, deltas)
@@ -318,9 +318,9 @@ def test_the_parallel_chain_is_the_formula_for_the_weight_exponent():
 
     chained = None
     for state, metrics in seen:
-        x, hyper = as_vector(state.params), metrics["hyper"]
+        x, hyper = as_vector(state.params), metrics.hyper
         if chained is not None:
-            found = metrics["hypergradient"]["weight_exponent"]
+            found = metrics.hypergradient["weight_exponent"]
             close(found, by_hand.slope(x, data) @ chained)
         mu, q = float(hyper["proximal_weight"]), float(hyper["weight_exponent"])
         deltas, sizes = local_updates(
@@ -349,8 +349,8 @@ def test_gradient_from():
     asked = run(same, 2)[0][-1]
     told = run(fresh, 2, fresh=TRAIN)[0][-1]
     jax.tree.map(close, asked[1], told[1])
-    assert asked[1]["hypergradient"]["server.learning_rate"] != 0
-    close(asked[1]["gradient_loss"], by_hand.value(as_vector(asked[0].params), together(TRAIN)))
+    assert asked[1].hypergradient["server.learning_rate"] != 0
+    close(asked[1].gradient_loss, by_hand.value(as_vector(asked[0].params), together(TRAIN)))
 
 
 def test_another_loss():
@@ -359,10 +359,10 @@ def test_another_loss():
     other = fg.gradient_cohort("same", loss=lambda params, batch: 3 * loss(params, batch))
     plain = run(fg.self_tuning(algorithm, "server", gradient_from="same"), 2)[0][-1][1]
     found = run(fg.self_tuning(algorithm, "server", gradient_from=other), 2)[0][-1][1]
-    close(found["loss"], plain["loss"])
-    close(found["gradient_loss"], 3 * plain["gradient_loss"])
-    for name, slope in plain["hypergradient"].items():
-        close(found["hypergradient"][name], 3 * slope)
+    close(found.loss, plain.loss)
+    close(found.gradient_loss, 3 * plain.gradient_loss)
+    for name, slope in plain.hypergradient.items():
+        close(found.hypergradient[name], 3 * slope)
 
 
 def test_the_more_exact_name_says_how_it_is_learned():
@@ -465,8 +465,8 @@ def test_chain_rule_of_a_parametrization():
     seen, last = run(FORMED, 1)
     found, plain = seen[0][1], of("fedavgm", "serial")[1][0][1]
     for path, (form, (low, high)) in FORMS_AND_BOUNDS.items():
-        value = float(plain["hyper"][path])
-        close(found["hyper"][path], value)
+        value = float(plain.hyper[path])
+        close(found.hyper[path], value)
         slope, raw = {
             "linear": (1.0, value),
             "log": (value, math.log(value)),
@@ -475,8 +475,8 @@ def test_chain_rule_of_a_parametrization():
                 math.log((value - low) / (high - value)),
             ),
         }[form]
-        close(found["hypergradient"][path], plain["hypergradient"][path] * slope)
-        close(last.learned[path], raw - SPEED * found["hypergradient"][path])
+        close(found.hypergradient[path], plain.hypergradient[path] * slope)
+        close(last.learned[path], raw - SPEED * found.hypergradient[path])
 
 
 ranges = st.tuples(st.floats(0, 10), st.floats(1e-2, 1e4)).map(lambda r: (r[0], r[0] + r[1]))
@@ -507,7 +507,7 @@ def test_huge_steps_of_the_hyperparameters():
     state.optimizer.hyperparams["learning_rate"] = jnp.asarray(1e12, float)
     seen, last = run(FORMED, 4, state=state)
     for path, (_, (low, high)) in FORMS_AND_BOUNDS.items():
-        values = np.array([metrics["hyper"][path] for _, metrics in seen])
+        values = np.array([metrics.hyper[path] for _, metrics in seen])
         assert (values > low - 1e-12).all() and (values < high + 1e-12).all()
         # The first step of a momentum is 0: there is none yet.
         moved = values[2:] if path == "server.momentum" else values[1:]
@@ -569,8 +569,8 @@ def test_clipped_and_normalized_rounds():
     ((before, metrics),), after = run(algorithm, 1, executor="reference")
     g = by_hand.slope(START - 0.1 * by_hand.slope(START, together(TRAIN)), together(FRESH))
     expected = -g @ by_hand.slope(START, together(TRAIN))
-    (name,) = metrics["hypergradient"]
-    close(metrics["hypergradient"][name], expected)
+    (name,) = metrics.hypergradient
+    close(metrics.hypergradient[name], expected)
     close(after.learned[name], before.learned[name] - SPEED * 1e-3 * np.sign(expected))
 
 
@@ -603,9 +603,9 @@ def test_a_server_rate_that_diverges_is_halved_until_it_does_not(schedule, start
     params = jax.tree.map(lambda leaf: leaf.astype("float32"), as_params(START))
     rounds = 40 + math.ceil(math.log2(start)) * (1 if schedule == "serial" else 2)
     seen, last = run(algorithm, rounds, hyper, params=params)
-    rejected = np.array([metrics["rejected"] for _, metrics in seen])
-    values = np.array([metrics["hyper"]["server.learning_rate"] for _, metrics in seen])
-    losses = np.array([metrics["gradient_loss"] for _, metrics in seen])
+    rejected = np.array([metrics.rejected for _, metrics in seen])
+    values = np.array([metrics.hyper["server.learning_rate"] for _, metrics in seen])
+    losses = np.array([metrics.gradient_loss for _, metrics in seen])
     models = np.array([as_vector(state.params) for state, _ in seen])
     assert rejected.dtype.kind == "i" and rejected.sum() == int(last.rejected) > 0
     assert values[0] == start
@@ -660,8 +660,8 @@ def test_a_hypergradient_that_is_not_finite_is_left_out(optimizer):
     for bad in (math.nan, math.inf, -math.inf, 1.0):
         first = algorithm.init(as_params(START))
         state, metrics = algorithm.round(first, algorithm.hyper, cohort(1.0), KEY, cohort(bad))
-        assert int(metrics["rejected"]) == (bad != 1.0)
-        slope = float(metrics["hypergradient"]["server.learning_rate"])
+        assert int(metrics.rejected) == (bad != 1.0)
+        slope = float(metrics.hypergradient["server.learning_rate"])
         if bad == 1.0:
             assert math.isfinite(slope) and state.learned != first.learned
         else:
@@ -733,7 +733,7 @@ def test_a_random_loss_can_be_tuned():
 
     algorithm = fg.self_tuning(fg.fed_sgd(dropped, batch_size=BATCH), "server", schedule="serial")
     (_, (_, metrics)), last = run(algorithm, 2)
-    assert metrics["hypergradient"]["server.learning_rate"] != 0
+    assert metrics.hypergradient["server.learning_rate"] != 0
     assert np.isfinite(as_vector(last.params)).all()
 
 
@@ -748,8 +748,8 @@ def test_beside_a_schedule_others_are_learned():
     for t, (_, metrics) in enumerate(seen):
         hyper = fg.hyper.replace(plain.hyper, {"client.learning_rate": float(rate(t))})
         ((_, expected),), state = run(plain, 1, hyper, state=state)
-        for path, slope in metrics["hypergradient"].items():
-            close(slope, expected["hypergradient"][path], rtol=1e-6)
+        for path, slope in metrics.hypergradient.items():
+            close(slope, expected.hypergradient[path], rtol=1e-6)
     assert int(last.inner.rounds) == 3
 
 

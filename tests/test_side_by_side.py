@@ -109,7 +109,7 @@ def test_trials_are_compiled_together_and_once():
         state, metrics = together.round(state, stacked, POPULATION.sample(key, 2), key)
         if t == 0:
             once = len(traces)
-    assert len(traces) == once and metrics["loss"].shape == (4,)
+    assert len(traces) == once and metrics.loss.shape == (4,)
 
 
 def test_mistakes():

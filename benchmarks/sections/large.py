@@ -63,7 +63,7 @@ def measure(name: str | None, schedule: str, width: int) -> dict[str, float]:
     args = (algorithm.init(model), algorithm.hyper, cohort, jax.random.key(2))
     compiled = jax.jit(algorithm.round.__call__).lower(*args, **further).compile()
     _, metrics = jax.block_until_ready(compiled(*args, **further))
-    assert jnp.isfinite(metrics["loss"])
+    assert jnp.isfinite(metrics.loss)
     return {
         "temporary": compiled.memory_analysis().temp_size_in_bytes / model.nbytes,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / model.nbytes,

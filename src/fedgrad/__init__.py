@@ -8,6 +8,7 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.gradient_cohort import GradientCohort, gradient_cohort
 from fedgrad.algorithms.local_training import LocalTraining, local_training
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
 from fedgrad.algorithms.parametrization import Form, linear, log, logit
 from fedgrad.algorithms.scaffold import scaffold
@@ -51,6 +52,6 @@ from fedgrad.training.history import History
 from fedgrad.training.run_folder import RunFolder, run_folder
 from fedgrad.training.search import Search, Trials, log_uniform, random_search, uniform
 from fedgrad.training.stopping import Stop, early_stop, non_finite
-from fedgrad.training.tensorboard import tensorboard
+from fedgrad.training.tensorboard import TensorBoard
 
 __version__ = "0.1.0"

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import LocalTraining, as_work
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import apply, as_optimizer
 from fedgrad.algorithms.restarts import require_no_restart
@@ -99,7 +100,7 @@ def fed_opt(
         made = ours.build(hyper["server"])
         params, kept = apply(made, got["update"], state.optimizer, state.params, **got["measured"])
         rounds = None if state.rounds is None else state.rounds + 1
-        return ServerState(params, kept, rounds), {"loss": got["loss"]}
+        return ServerState(params, kept, rounds), Metrics(loss=got["loss"])
 
     return Algorithm(init, round, defaults, loss)
 

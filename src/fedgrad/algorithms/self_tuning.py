@@ -23,6 +23,7 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.effect import require_effect
 from fedgrad.algorithms.gradient_cohort import GradientCohort, gradient_cohort
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.parametrization import Form, learned
 from fedgrad.algorithms.safeguards import choose, guarded, ran_away
 from fedgrad.clients.cohort import Population
@@ -71,7 +72,7 @@ def self_tuning(
     `fg.gradient_cohort(...)`. `mode`: of differentiation, or a `fg.CostModel`. `guard`: a round
     after which the model is not finite, or its loss not finite or so many times that of the first
     round, is undone and the learned values are halved; a hyperparameter step that is not finite is
-    left out. Both are counted in `metrics["rejected"]`; None is without a guard.
+    left out. Both are counted in `metrics.rejected`; None is without a guard.
     """
     optimizer = optax.sgd(0.01) if optimizer is None else optimizer
     steps = {"parallel": _parallel, "serial": _serial}
@@ -125,7 +126,7 @@ def self_tuning(
         first = jnp.float32(jnp.inf)
         return TunedState(inner, raw, optimizer.init(raw), sensitivity, fallback, first, zero, zero)
 
-    def follow(state: TunedState, outcome: Any) -> tuple[TunedState, dict[str, Any]]:
+    def follow(state: TunedState, outcome: Any) -> tuple[TunedState, Metrics]:
         """The next state, from what a round found out."""
         inner, metrics, gradient_loss, gradient, sensitivity = outcome
         updates, kept = optimizer.update(gradient, state.optimizer, state.learned)
@@ -143,7 +144,7 @@ def self_tuning(
             jnp.where(
                 jnp.isfinite(state.first_loss),
                 state.first_loss,
-                gradient_loss if judges.loss else metrics.get("loss", gradient_loss),
+                gradient_loss if judges.loss or metrics.loss is None else metrics.loss,
             ).astype(jnp.float32),
             state.rounds + 1,
             state.rejected,
@@ -153,13 +154,13 @@ def self_tuning(
             good = ~ran_away(gradient_loss, new.first_loss, guard)
             new, rejected = guarded(state, new, wanted, gradient, good)
         values = {n: wanted[n].value(state.learned[n]) for n in names}
-        return new, {
-            **metrics,
-            "gradient_loss": gradient_loss,
-            "hyper": values,
-            "hypergradient": gradient,
-            "rejected": rejected,
-        }
+        return new, replace(
+            metrics,
+            gradient_loss=gradient_loss,
+            hyper=values,
+            hypergradient=gradient,
+            rejected=rejected,
+        )
 
     def same_round(state: TunedState, hyper: Any, cohort: Any, key: jax.Array) -> Any:
         return follow(state, checked(state, hyper, cohort, key, cohort))

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.cli import options as read
 from fedgrad.report.run import Run
 from fedgrad.report.top import verdict
@@ -20,18 +21,18 @@ def summary(run: Run) -> dict[str, Any]:
         "runs": {
             name: {
                 "final": {key: curves[key].last for key in run.measured if key in curves},
-                "hyper": {
-                    key.removeprefix("hyper."): series.last
-                    for key, series in curves.items()
-                    if key.startswith("hyper.")
-                },
-                "rejected": int(sum(curves["rejected"].values)) if "rejected" in curves else 0,
+                "hyper": {key: series.last for key, series in run.metrics(name).hyper.items()},
+                "rejected": _rejected(run.metrics(name)),
                 "communication_rounds": run.plans[name].rounds * run.rounds,
                 "bytes": run.sent(name),
             }
             for name, curves in run.curves.items()
         },
     }
+
+
+def _rejected(found: Metrics) -> int:
+    return 0 if found.rejected is None else int(sum(found.rejected.values))
 
 
 def show(run: Run, report: Path) -> None:
@@ -41,12 +42,12 @@ def show(run: Run, report: Path) -> None:
     for name in run.curves:
         table.add_column(name, justify="right")
     # The loss of the last cohort says less than an evaluation of everyone, where there is one.
-    shown = [key for key in run.measured if key.startswith("eval.")] or run.measured
+    shown = [key for key in run.measured if key in run.evaluated] or run.measured
     for key in shown:
         ends = [curves.get(key) for curves in run.curves.values()]
         table.add_row(title(key), *(measure(key)(end.last) if end else "" for end in ends))
     for name in run.learned:
-        values = run.curves[run.main][f"hyper.{name}"].values
+        values = run.metrics().hyper[name].values
         table.add_row(name, *[number(values[-1]), short(values[0])][: len(run.curves)])
     table.add_row("Sent in all", *(memory(run.sent(name) or 0) for name in run.curves))
     console = read.console()

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fedgrad import executors
+from fedgrad.federation.protocol import state
 from fedgrad.federation.protocol.data import Context
 from fedgrad.federation.protocol.envelope import Envelope, Transport, install_engine
 from fedgrad.federation.protocol.errors import CohortMismatch, FederationError, NoAnswer, Refused
@@ -33,6 +34,7 @@ __all__ = [
     "StageProgram",
     "make_keys",
     "programs",
+    "state",
 ]
 
 

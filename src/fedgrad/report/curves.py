@@ -39,20 +39,18 @@ def training(run: Run) -> list[Content]:
 
 def hyperparameters(run: Run) -> list[Content]:
     """What was learned, round by round."""
-    curves = run.curves[run.main]
+    found = run.metrics()
 
     def values(name: str) -> Html:
-        learned = curves[f"hyper.{name}"]
+        learned = found.hyper[name]
         ends = learned.rounds[:1] + learned.rounds[-1:]
         start = Curve("start", ends, learned.values[:1] * 2, "line", "dashed")
         main = Curve(LEARNED, learned.rounds, learned.values)
         return html(Chart(name, [main, start], "round"))
 
-    slopes = {name: curves.get(f"hypergradient.{name}") for name in run.learned}
     charts = [
         html(Chart(name, [Curve("hypergradient", slope.rounds, slope.values, "p3")], "round"))
-        for name, slope in slopes.items()
-        if slope is not None
+        for name, slope in found.hypergradient.items()
     ]
     about = "The derivative of the loss by each hyperparameter, which its optimizer follows."
     return [
@@ -87,13 +85,12 @@ def _measured(run: Run, key: str, by_traffic: bool = False) -> Html:
         series = curves[key]
         scale = (run.sent(name, 1) or 0) if by_traffic else 1
         x, colour = [r * scale for r in series.rounds], COLOURS[name]
-        window = 1 if key.startswith("eval.") else max(1, len(x) // SMOOTHED)
+        window = 1 if key in run.evaluated else max(1, len(x) // SMOOTHED)
         lines.append(Curve(name, x, _smooth(series.values, window), colour))
         if window > 1:
             behind.append(Curve(name, x, series.values, colour, "faint"))
-    note = (
-        "" if key.startswith("eval.") else "of clients while they train, weighted as in the round"
-    )
+    during = "of clients while they train, weighted as in the round"
+    note = "" if key in run.evaluated else during
     note += f", averaged over {window} rounds" if window > 1 else ""
     chart = Chart(
         title(key),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.report import history, plans
 from fedgrad.report.history import Curves
 from fedgrad.report.page import ReportError
@@ -59,19 +60,25 @@ class Run:
         """Training rounds that were run."""
         return max(series.rounds[-1] for series in self.curves[self.main].values())
 
+    def metrics(self, name: str | None = None) -> Metrics:
+        """The curves of a run, by default of the one that is reported on."""
+        return Metrics.of(self.curves[name or self.main])
+
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """The names of what evaluations gave."""
+        return tuple(Metrics(eval=self.metrics().eval).named())
+
     @property
     def learned(self) -> tuple[str, ...]:
         """The names of what was learned."""
-        start = "hyper."
-        return tuple(k.removeprefix(start) for k in self.curves[self.main] if k.startswith(start))
+        return tuple(self.metrics().hyper)
 
     @property
     def measured(self) -> tuple[str, ...]:
         """The names of what says how good the model is, evaluations first."""
-        curves = self.curves[self.main]
-        evaluated = [key for key in curves if key.startswith("eval.")]
-        evaluated.sort(key=lambda key: not key.endswith("loss"))  # losses first
-        return (*evaluated, *(["loss"] if "loss" in curves else []))
+        evaluated = sorted(self.evaluated, key=lambda key: not key.endswith("loss"))  # losses first
+        return (*evaluated, *Metrics(loss=self.metrics().loss).named())
 
     def sent(self, name: str, rounds: int | None = None) -> int | None:
         """Bytes down and up of all clients in so many training rounds, if the plan is known."""
@@ -88,7 +95,7 @@ def read(folder: Path) -> Run:
             "was given as --out, or as fg.fit(..., out=...)."
         )
     curves = {LEARNED: history.read(folder)}
-    if not any(key.startswith("hyper.") for key in curves[LEARNED]):
+    if not Metrics.of(curves[LEARNED]).hyper:
         curves = {FIXED: curves[LEARNED]}
     elif (folder / FIXED / "history.jsonl").exists():
         curves[FIXED] = history.read(folder / FIXED)

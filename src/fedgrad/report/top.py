@@ -70,14 +70,14 @@ def _over(run: Run) -> str:
 def _tiles(run: Run) -> list[Html]:
     tiles = [_measured(run, key) for key in run.measured[:2]]
     for name in run.learned[:4]:
-        values = run.curves[run.main][f"hyper.{name}"].values
+        values = run.metrics().hyper[name].values
         tiles.append(_tile(name, number(values[-1]), f"learned, from {short(values[0])}"))
     total = run.sent(run.main)
     if total is not None:
         fixed = run.sent(FIXED) if run.main == LEARNED else None
         aside = f"{total / fixed:.2g} times fixed ({memory(fixed)})" if fixed else "down and up"
         tiles.append(_tile("Sent in all", memory(total), aside))
-    rejected = run.curves[run.main].get("rejected")
+    rejected = run.metrics().rejected
     if rejected and sum(rejected.values):
         tiles.append(_tile("Steps rejected", number(sum(rejected.values)), "by the guard"))
     return tiles

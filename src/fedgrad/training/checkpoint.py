@@ -52,8 +52,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         description["state"].append({"name": found[i], **kind})
     for i, name in enumerate(checkpoint.history):
         arrays[f"history/{i}/rounds"] = checkpoint.history.rounds(name)
-        arrays[f"history/{i}/values"], kind = _encode(checkpoint.history[name])
-        description["history"].append({"name": name, **kind})
+        arrays[f"history/{i}/values"] = checkpoint.history[name]
+        description["history"].append({"name": name})
     write_whole(folder / NAME, _pack(arrays, description), folder / PREVIOUS)
 
 
@@ -76,11 +76,8 @@ def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | No
         )
     state = [_decode(arrays[f"state/{i}"], kind) for i, kind in enumerate(description["state"])]
     columns = {
-        kind["name"]: (
-            arrays[f"history/{i}/rounds"],
-            np.asarray(_decode(arrays[f"history/{i}/values"], {**kind, "of": "numpy"})),
-        )
-        for i, kind in enumerate(description["history"])
+        column["name"]: (arrays[f"history/{i}/rounds"], arrays[f"history/{i}/values"])
+        for i, column in enumerate(description["history"])
     }
     return Checkpoint(
         description["round"],
@@ -92,11 +89,9 @@ def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | No
 
 def _pack(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    with zipfile.ZipFile(file, "a") as archive:
         archive.writestr("checkpoint.json", json.dumps(description, indent=1))
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
         archive.comment = b"-" * DIGEST
     content = file.getbuffer()[:-DIGEST]
     return bytes(content) + hashlib.sha256(content).hexdigest().encode()
@@ -112,20 +107,14 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             f"{path} is damaged: its {len(content):,} bytes do not fit its checksum. "
             + _advice(path)
         )
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        description = json.loads(archive.read("checkpoint.json"))
-        if description["format"] != FORMAT:
-            raise RunFolderError.here(
-                f"{path} has format {description['format']}, this version of fedgrad reads "
-                f"{FORMAT}. Use the version that wrote it."
-            )
-        arrays = {}
-        for name in archive.namelist():
-            if name.endswith(".npy"):
-                with archive.open(name) as member:
-                    arrays[name.removesuffix(".npy")] = np.lib.format.read_array(
-                        member, allow_pickle=False
-                    )
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        arrays = dict(file)
+    description = json.loads(arrays.pop("checkpoint.json"))
+    if description["format"] != FORMAT:
+        raise RunFolderError.here(
+            f"{path} has format {description['format']}, this version of fedgrad reads {FORMAT}. "
+            "Use the version that wrote it."
+        )
     return arrays, description
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.clients.sampling import Clients
 from fedgrad.core.errors import require_whole
 from fedgrad.training.config import describe
@@ -100,8 +101,8 @@ def fit(
             interrupts,
         )
         loop.run()
-    known = names_of.paths(algorithm.hyper)
-    used = {n: v[-1] for n, v in loop.history.under("hyper").items() if n in known}
+    known, learned = names_of.paths(algorithm.hyper), Metrics.of(loop.history).hyper
+    used = {n: v[-1] for n, v in learned.items() if n in known}
     last = names_of.replace(
         algorithm.hyper, {n: v.item() if v.ndim == 0 else v for n, v in used.items()}
     )

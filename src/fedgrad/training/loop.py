@@ -9,19 +9,19 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.algorithms import hyper as names_of
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.core.errors import ArgumentError, caller
 from fedgrad.training.evaluation import Evaluations
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
-from fedgrad.training.progress import Display, Silent
+from fedgrad.training.progress import Display
 from fedgrad.training.run_folder import Keeping
 from fedgrad.training.stopping import Callback, Stop
 
@@ -51,7 +51,7 @@ class Loop:
     evaluations: Evaluations = field(default_factory=lambda: Evaluations({}))
     callbacks: Sequence[Callback] = ()
     kept: Keeping | None = None
-    display: Display = field(default_factory=Silent)
+    display: Display = field(default_factory=Display)
     interrupts: Interrupts = field(default_factory=Interrupts)
     stopped: str | None = None
     warned: bool = False
@@ -78,14 +78,14 @@ class Loop:
         state, first = self.at.state, self.at.round + 1
         for round in range(first, self.rounds + 1):
             state, metrics = self.play(round, state)
-            if not isinstance(metrics, Mapping):
+            if not isinstance(metrics, Metrics):
                 raise ArgumentError.here(
                     f"A round gives (state, metrics); its metrics are {type(metrics).__name__}. "
-                    'Give them by name, such as {"loss": ...}.'
+                    "Give fg.Metrics(loss=..., extra=...), with your own by name in extra."
                 )
             due = self.evaluations.due(round, last=round == self.rounds)
             if due.by_name:
-                metrics = {**metrics, "eval": due(state.params)}
+                metrics = replace(metrics, eval=due(state.params))
             _send_home(metrics)
             started.append(Played(round, state, metrics))
             if round == first or len(started) > self.ahead:  # the first one compiles
@@ -114,32 +114,32 @@ class Loop:
         return False
 
     def _settle(self, one: Played, seconds: float) -> bool:
-        found = self._fetch(one.metrics)
-        found["seconds"] = np.asarray(seconds)
+        found = {**self._fetch(one.metrics), "seconds": np.asarray(seconds)}
         self.history.record(one.round, found)
         self.at = one
-        told = _plain(found)
+        told = _told(found)
         try:
             self._warn(one.round, told)
             asked = [_asks(c, one, told) for c in self.callbacks if not isinstance(c, Stop)]
             self.stopped = self._reason() or next(filter(None, asked), None)
             if self.stopped and one.round < self.rounds:
-                late = self._fetch({"eval": self.evaluations.missed(one.round)(one.state.params)})
+                missed = self.evaluations.missed(one.round)(one.state.params)
+                late = self._fetch(Metrics(eval=missed))
                 self.history.record(one.round, late)
-                told |= _plain(late)
+                found |= late
         finally:
             if self.kept is not None:
-                self.kept.write(one.round, told)
+                self.kept.write(one.round, found)
         self.display.show(one.round, told)
         if self.kept is not None:
             self.kept.save_if_due(one.round, one.state, self.history)
         self.interrupts.survived()
         return self.stopped is not None
 
-    def _fetch(self, metrics: Any) -> dict[str, np.ndarray]:
+    def _fetch(self, metrics: Metrics) -> dict[str, np.ndarray]:
         leaves, tree = jax.tree.flatten(metrics)
         if tree not in self.names:
-            self.names[tree] = list(names_of.paths(metrics))
+            self.names[tree] = list(metrics.named())
         return {
             name: _host(name, leaf) for name, leaf in zip(self.names[tree], leaves, strict=True)
         }
@@ -148,17 +148,15 @@ class Loop:
         stops = [c for c in self.callbacks if isinstance(c, Stop)] if self.history else []
         return next(filter(None, (stop.reason(self.history) for stop in stops)), None)
 
-    def _warn(self, round: int, metrics: Mapping[str, Any]) -> None:
+    def _warn(self, round: int, metrics: Metrics) -> None:
         # An algorithm that rejects such rounds says so itself.
-        if self.warned or "loss" not in metrics or "rejected" in metrics:
+        if self.warned or metrics.loss is None or metrics.rejected is not None:
             return
-        bad = np.size(metrics["loss"]) - np.count_nonzero(np.isfinite(metrics["loss"]))
+        bad = np.count_nonzero(~np.isfinite(metrics.loss))
         if not bad:
             return
         self.warned = True
-        trials = (
-            f" in {bad} of {np.size(metrics['loss'])} trials" if np.ndim(metrics["loss"]) else ""
-        )
+        trials = f" in {bad} of {np.size(metrics.loss)} trials" if np.ndim(metrics.loss) else ""
         warnings.warn(
             f"{caller()}: The loss of round {round} is not finite{trials}. A smaller learning "
             "rate may help; callbacks=[fg.non_finite()] ends such a run.",
@@ -167,7 +165,7 @@ class Loop:
         )
 
 
-def _asks(callback: Callable[..., Any], one: Played, metrics: dict[str, Any]) -> str | None:
+def _asks(callback: Callable[..., Any], one: Played, metrics: Metrics) -> str | None:
     """Why a callback wants to stop, if it does."""
     found = callback(one.round, one.state, metrics)
     name = getattr(callback, "__name__", type(callback).__name__)
@@ -192,8 +190,9 @@ def _send_home(metrics: Any) -> None:
                 leaf.copy_to_host_async()
 
 
-def _plain(found: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    return {name: value.item() if value.ndim == 0 else value for name, value in found.items()}
+def _told(found: Mapping[str, np.ndarray]) -> Metrics:
+    """What callbacks see: numbers, and arrays of trials side by side."""
+    return Metrics.of({name: v.item() if v.ndim == 0 else v for name, v in found.items()})
 
 
 def _host(name: str, leaf: Any) -> np.ndarray:

@@ -2,73 +2,63 @@
 
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-REFRESH_SECONDS = 0.1
-PLAIN_SECONDS = 30.0
+from fedgrad.algorithms.metrics import Metrics
+
 SHOWN = 4  # hyperparameters, at most
 
 
-class Display(Protocol):
-    """Shows how far training is."""
+class Line(Protocol):
+    """Where the line of a display is drawn, and how often."""
 
-    def show(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """A round is over."""
+    seconds: float
+
+    def draw(self, round: int, values: str, pace: str) -> None:
+        """Show this."""
 
     def close(self) -> None:
         """Training is over."""
 
 
-class Silent:
-    """Shows nothing."""
+class Display:
+    """Shows how far training is: a line that is drawn now and then, and at the end.
 
-    def show(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """Nothing."""
+    Training starts after round `first` and has `clients` a round. Without a line it is silent.
+    """
+
+    def __init__(self, line: Line | None = None, first: int = 0, clients: int = 0, rounds: int = 0):
+        self.line, self.clients, self.rounds = line, clients, rounds
+        self.first = self.start = first
+        self.began = self.drawn = time.perf_counter()
+        self.last: tuple[int, Metrics] | None = None
+
+    def show(self, round: int, metrics: Metrics) -> None:
+        """A round is over: remember it, and draw it if it is time to."""
+        self.last, now = (round, metrics), time.perf_counter()
+        if round == self.first + 1:  # it has compiled, which says nothing about the others
+            self.start, self.began = round, now
+        if self.line is not None and now - self.drawn >= self.line.seconds:
+            self._draw(self.line)
 
     def close(self) -> None:
-        """Nothing."""
+        """Training is over: leave the last line where it is."""
+        if self.line is not None:
+            self._draw(self.line)
+            self.line.close()
 
+    def _draw(self, line: Line) -> None:
+        if self.last is not None:
+            round, metrics = self.last
+            self.drawn, self.last = time.perf_counter(), None
+            line.draw(round, values(metrics), self._pace(round))
 
-def display(progress: Any, first: int, rounds: int, clients: int) -> Display:
-    """The display for this output. Training starts after round `first` and has `clients` a round.
-
-    It goes to the error stream, so that what a script prints stays what it prints.
-    """
-    if progress is False or jax.process_index() > 0:  # one of several processes is enough
-        return Silent()
-    from rich.console import Console  # loaded when it is needed: it takes a while
-
-    console = progress if isinstance(progress, Console) else Console(stderr=True)
-    pace = Pace(first, rounds, clients)
-    live = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
-    return Live(console, pace) if live else Plain(pace)
-
-
-class Pace:
-    """How fast it goes. The first round is left out: it compiles."""
-
-    def __init__(self, first: int, rounds: int, clients: int) -> None:
-        self.rounds, self.clients, self.first = rounds, clients, first
-        self.start, self.began = first, time.perf_counter()
-        self.shown = self.began
-
-    def due(self, round: int, seconds: float) -> bool:
-        """Whether something should be shown now."""
-        now = time.perf_counter()
-        if round == self.first + 1:
-            self.start, self.began = round, now
-        if now - self.shown < seconds:
-            return False
-        self.shown = now
-        return True
-
-    def describe(self, round: int) -> str:
+    def _pace(self, round: int) -> str:
         """Clients a second, and the time that is left."""
-        seconds = self.shown - self.began
+        seconds = self.drawn - self.began
         if round <= self.start or seconds <= 0:
             return ""
         rate = (round - self.start) / seconds
@@ -76,20 +66,29 @@ class Pace:
         return f"{rate * self.clients:,.0f} clients/s · {left} left"
 
 
-def round_up(seconds: float) -> str:
-    """Seconds as 0:05 or 1:20:00."""
-    minutes, rest = divmod(int(seconds + 0.999), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def display(progress: Any, first: int, rounds: int, clients: int) -> Display:
+    """The display for this output.
+
+    It goes to the error stream, so that what a script prints stays what it prints.
+    """
+    if progress is False or jax.process_index() > 0:  # one of several processes is enough
+        return Display()
+    from rich.console import Console  # loaded when it is needed: it takes a while
+
+    console = progress if isinstance(progress, Console) else Console(stderr=True)
+    live = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
+    line = Live(console, first, rounds) if live else Plain(rounds)
+    return Display(line, first, clients, rounds)
 
 
 class Live:
     """A line that changes; its own thread draws it, a few times a second."""
 
-    def __init__(self, console: Any, pace: Pace) -> None:
+    seconds = 0.1
+
+    def __init__(self, console: Any, first: int, rounds: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self.pace = pace
         self.bar = Progress(
             TextColumn("round {task.completed:,}/{task.total:,}"),
             BarColumn(bar_width=20),
@@ -101,62 +100,50 @@ class Live:
             redirect_stdout=sys.stdout.isatty(),
         )
         self.task = self.bar.add_task(
-            "", total=pace.rounds, completed=pace.start, values="compiling", pace=""
+            "", total=rounds, completed=first, values="compiling", pace=""
         )
-        self.last: tuple[int, Mapping[str, Any]] | None = None
         self.bar.start()
 
-    def show(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """Remember; show it if it is time to."""
-        self.last = round, metrics
-        if self.pace.due(round, REFRESH_SECONDS):
-            self._update(round, metrics)
+    def draw(self, round: int, values: str, pace: str) -> None:
+        """Change the line."""
+        self.bar.update(self.task, completed=round, values=values, pace=pace)
 
     def close(self) -> None:
-        """Leave the last line where it is."""
-        if self.last is not None:
-            self.pace.due(self.last[0], 0)
-            self._update(*self.last)
+        """Leave it where it is."""
         self.bar.stop()
-
-    def _update(self, round: int, metrics: Mapping[str, Any]) -> None:
-        pace = self.pace.describe(round)
-        self.bar.update(self.task, completed=round, values=values(metrics), pace=pace)
 
 
 class Plain:
     """A line of text every half minute, and one at the end."""
 
-    def __init__(self, pace: Pace) -> None:
-        self.pace = pace
-        self.last: tuple[int, Mapping[str, Any]] | None = None
+    seconds = 30.0
 
-    def show(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """Remember; print it if it is time to."""
-        self.last = round, metrics
-        if self.pace.due(round, PLAIN_SECONDS):
-            self._print(round, metrics)
-            self.last = None
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def draw(self, round: int, values: str, pace: str) -> None:
+        """Print it."""
+        parts = filter(None, (f"round {round:,}/{self.rounds:,}", values, pace))
+        print(" · ".join(parts), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """The last line."""
-        if self.last is not None:
-            self.pace.due(self.last[0], 0)
-            self._print(*self.last)
-
-    def _print(self, round: int, metrics: Mapping[str, Any]) -> None:
-        parts = [f"round {round:,}/{self.pace.rounds:,}", values(metrics)]
-        parts.append(self.pace.describe(round))
-        print(" · ".join(filter(None, parts)), file=sys.stderr, flush=True)
+        """Nothing is left to do."""
 
 
-def values(metrics: Mapping[str, Any]) -> str:
+def round_up(seconds: float) -> str:
+    """Seconds as 0:05 or 1:20:00."""
+    minutes, rest = divmod(int(seconds + 0.999), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def values(metrics: Metrics) -> str:
     """The loss and the hyperparameters; of trials side by side, from the least to the most."""
-    hyper = [name for name in metrics if name.startswith("hyper.")]
-    names = [name for name in ("loss", *hyper[:SHOWN]) if name in metrics]
-    shown = [f"{name.removeprefix('hyper.')} {_number(metrics[name])}" for name in names]
-    if len(hyper) > SHOWN:
-        shown.append(f"and {len(hyper) - SHOWN} more")
+    numbers = ({} if metrics.loss is None else {"loss": metrics.loss}) | dict(metrics.hyper)
+    most = SHOWN + ("loss" in numbers)
+    shown = [f"{name} {_number(value)}" for name, value in list(numbers.items())[:most]]
+    if len(numbers) > most:
+        shown.append(f"and {len(numbers) - most} more")
     return " · ".join(shown)
 
 

@@ -85,7 +85,7 @@ class Keeping:
             self.save(at.round, at.state, at.history)
         return at
 
-    def write(self, round: int, metrics: dict[str, Any]) -> None:
+    def write(self, round: int, metrics: Mapping[str, Any]) -> None:
         """Log a round."""
         if self.log is not None:
             self.log.write(round, metrics)

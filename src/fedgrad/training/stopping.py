@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.core.errors import ArgumentError, nearest, require_whole
 from fedgrad.training.history import History
 
@@ -32,7 +33,7 @@ class Stop:
 
 
 # (round, state, metrics) -> whether to stop, or why
-Callback = Callable[[int, Any, dict[str, Any]], Any] | Stop
+Callback = Callable[[int, Any, Metrics], Any] | Stop
 
 
 def early_stop(

@@ -198,8 +198,9 @@ def _recorded(history: fg.History, settings: Settings) -> dict[str, np.ndarray]:
     metrics, the hyperparameters, and how often the guard has stepped in so far."""
     at = _evaluated(settings) - 1
     kept = {name: np.asarray(history[metric]) for name, metric in EVALUATED.items()}
-    for name, values in history.under("hyper").items():
+    found = fg.Metrics.of(history)
+    for name, values in found.hyper.items():
         kept[name] = np.asarray(values)[at]
-    if "rejected" in history:
-        kept["rejected"] = np.cumsum(history["rejected"], axis=0)[at]
+    if found.rejected is not None:
+        kept["rejected"] = np.cumsum(found.rejected, axis=0)[at]
     return kept

@@ -1,5 +1,6 @@
 """One run of a plan on a federation: the server walks through the plan, nodes run its stages."""
 
+import functools
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -11,20 +12,21 @@ from fedgrad.core.graph import Equation, Exchange, Graph, Round
 from fedgrad.core.placement import is_client
 from fedgrad.executors.clients import wide
 from fedgrad.executors.walk import InPython
-from fedgrad.federation.protocol.declared import Declared
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.messages import Messages, Work
 from fedgrad.federation.protocol.prepared import Prepared
 from fedgrad.federation.protocol.sources import DECIDED
-from fedgrad.federation.protocol.values import Remote, constant, stacked
+from fedgrad.federation.protocol.stage_program import StageProgram
+from fedgrad.federation.protocol.values import Place, Remote, Versions, constant, stacked
 
 
 class Call(InPython):
-    """A client value is a `Remote`: where each client finds its own."""
+    """A client value is a `Place`: where each client finds its own."""
 
-    def __init__(self, prepared: Prepared, messages: Messages, arguments: Sequence[Remote]) -> None:
-        self.prepared, self.messages = prepared, messages
-        self.programs = prepared.exported.programs([x.declared for x in arguments])
+    def __init__(self, prepared: Prepared, messages: Messages, arguments: Sequence[Place]) -> None:
+        self.prepared, self.messages, self.arguments = prepared, messages, arguments
+        self.versions = any(isinstance(x, Versions) for x in arguments)
+        self.programs: dict[int, dict[Exchange, StageProgram]] = {}  # by client, if they differ
         self.name, self.count = uuid.uuid4().hex, 0
         self.at: tuple[int, ...] = ()  # the iterations of the loops that we are in
         self.waiting: list[Work] = []  # what needs no message waits until there is one
@@ -59,26 +61,43 @@ class Call(InPython):
         """One exchange is a part of its round's message."""
         raise AssertionError
 
+    def program(self, exchange: Exchange, client: int) -> StageProgram:
+        """A stage, as it is sent to a client."""
+        client = client if self.versions else 0
+        if client not in self.programs:
+            sources = [x.of(client).declared for x in self.arguments]
+            self.programs[client] = self.prepared.exported.programs(sources)
+        return self.programs[client][exchange]
+
     def work(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> Work:
         """What clients have to do."""
-        freed, program = self.prepared.last_reads.get(exchange, ()), self.programs[exchange]
-        remote = [
+        freed, any_program = self.prepared.last_reads.get(exchange, ()), self.program(exchange, 0)
+        places = [
             x if is_client(v.at) else constant(x) for v, x in zip(exchange.own, own, strict=True)
         ]
         return Work(
             placement=exchange.placement,
-            program=program,
+            program=functools.partial(self.program, exchange),
+            sums=any_program.outputs[: any_program.summed],
             at=self.at,
             sent=[np.asarray(to_data(x)) for x in sent],
-            own=remote,
-            keep=[self.kept(program.declared, j) for j, _ in enumerate(exchange.kept)],
+            own=places,
+            keep=[self.kept(exchange, j) for j, _ in enumerate(exchange.kept)],
             free=[x for v, x in zip(exchange.own, own, strict=True) if v in freed],
         )
 
-    def kept(self, by: Declared, output: int) -> Remote:
+    def kept(self, exchange: Exchange, output: int) -> Place:
+        """What clients are told to keep, under a name that is given once."""
         self.count += 1
-        made = by.origin(output, self.at).result
-        return self.messages.federation.kept(f"{self.name}/{self.count}", made)
+        name = f"{self.name}/{self.count}"
+
+        def remote(client: int) -> Remote:
+            declared = self.program(exchange, client).declared
+            return Remote(["kept", name], made=declared.origin(output, self.at).result)
+
+        if not self.versions:
+            return remote(0)
+        return Versions({c: remote(c) for c in self.messages.groups[exchange.placement].clients})
 
     def send(self) -> list[Any]:
         """Send what waits; gives what comes back."""
@@ -95,11 +114,11 @@ class Call(InPython):
 
     def row(self, x: Any, i: int) -> Any:
         """A row of what a scan goes over."""
-        return x.row(i) if isinstance(x, Remote) else x[i]
+        return x.row(i) if isinstance(x, Place) else x[i]
 
     def stacked(self, rows: Sequence[Any]) -> Any:
         """Iterations as one array."""
-        return stacked(rows) if isinstance(rows[0], Remote) else jnp.stack(rows)
+        return stacked(rows) if isinstance(rows[0], Place) else jnp.stack(rows)
 
 
 def _sum(column: Sequence[np.ndarray[Any, Any]]) -> Any:

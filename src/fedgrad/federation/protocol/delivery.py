@@ -13,7 +13,7 @@ from fedgrad.federation.protocol.errors import Refused
 from fedgrad.federation.protocol.federation import Federation
 from fedgrad.federation.protocol.report import Report
 from fedgrad.federation.protocol.stage_program import StageProgram
-from fedgrad.federation.protocol.values import Remote
+from fedgrad.federation.protocol.values import Place
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 Enough = Callable[[Collection[int]], bool]  # of the clients that have answered well
@@ -24,17 +24,13 @@ class Work:
     """One stage for the clients of a placement."""
 
     placement: str
-    program: StageProgram
+    program: Callable[[int], StageProgram]  # of a client: they differ in where inputs come from
+    sums: tuple[Any, ...]  # shapes and dtypes of what each client sends
     at: tuple[int, ...]  # the iterations of the loops around the stage
     sent: list[np.ndarray[Any, Any]]
-    own: list[Remote]
-    keep: list[Remote]
-    free: list[Remote]  # of what it reads, what nobody reads afterwards
-
-    @property
-    def sums(self) -> tuple[Any, ...]:
-        """Shapes and dtypes of what each client sends."""
-        return self.program.outputs[: self.program.summed]
+    own: list[Place]
+    keep: list[Place]
+    free: list[Place]  # of what it reads, what nobody reads afterwards
 
 
 @dataclass(eq=False)
@@ -109,12 +105,13 @@ class Delivery:
         constants = {
             digest: array
             for w, _ in work
-            for remote in w.own
-            for digest, array in remote.constants.items()
+            for place in w.own
+            for digest, array in place.of(client).constants.items()
             if digest not in known
         }
-        programs = {w.program.digest: w.program for w, _ in work if w.program.digest not in known}
-        items = json.dumps([_item(w, cohort) for w, cohort in work])
+        wanted = [w.program(client) for w, _ in work]
+        programs = {program.digest: program for program in wanted if program.digest not in known}
+        items = json.dumps([_item(w, client, cohort) for w, cohort in work])
         told = '["index"]' in items and node not in self.federation.declared
         waste = self.federation.waste(node)
         key = (items, tuple(constants), tuple(programs), client if told else None, tuple(waste))
@@ -126,8 +123,9 @@ class Delivery:
             code = [np.frombuffer(program.content, np.uint8) for program in programs.values()]
             made[key] = Envelope("run", meta, (*sent, *constants.values(), *code))
         for w, _ in work:
-            for remote in w.keep:
-                remote.nodes.add(node)
+            for remote in [place.of(client) for place in w.keep]:
+                if client not in remote.kept:  # else it is asked a second time
+                    remote.kept[client] = self.federation.hold(remote.source[1], node)
         values = sum(array.nbytes for array in sent)
         self.report.of(client).down += values
         self.report.of(client).setup += made[key].bytes - values
@@ -150,9 +148,10 @@ class Delivery:
         self.good[client] = reply.arrays
         known = self.federation.known_by(self.nodes[client])
         for w, _ in self.clients[client]:
-            known.update([w.program.digest], *(remote.constants for remote in w.own))
-            for remote in w.free:
-                remote.nodes.discard(self.nodes[client])
+            constants = (place.of(client).constants for place in w.own)
+            known.update([w.program(client).digest], *constants)
+            for place in w.free:
+                place.of(client).kept.pop(client).end.detach()
 
     def _wrong(self, arrays: Arrays, expected: Sequence[Any]) -> str:
         if len(arrays) != len(expected):
@@ -166,12 +165,12 @@ class Delivery:
         return ""
 
 
-def _item(work: Work, cohort: int) -> dict[str, Any]:
+def _item(work: Work, client: int, cohort: int) -> dict[str, Any]:
     return {
-        "program": work.program.digest,
+        "program": work.program(client).digest,
         "at": list(work.at),
         "cohort": cohort,
-        "inputs": [remote.source for remote in work.own],
-        "keep": [remote.source[1] for remote in work.keep],
-        "free": [remote.source[1] for remote in work.free],
+        "inputs": [place.of(client).source for place in work.own],
+        "keep": [place.of(client).source[1] for place in work.keep],
+        "free": [place.of(client).source[1] for place in work.free],
     }

@@ -18,7 +18,7 @@ from fedgrad.federation.protocol.attendance import Attendance, examples, values
 from fedgrad.federation.protocol.call import Call
 from fedgrad.federation.protocol.envelope import Transport, connect
 from fedgrad.federation.protocol.errors import CohortMismatch, NoAnswer
-from fedgrad.federation.protocol.exported import programs
+from fedgrad.federation.protocol.exported import Exported
 from fedgrad.federation.protocol.federation import Federation
 from fedgrad.federation.protocol.messages import BeginAgain, Group, Messages, Terms
 from fedgrad.federation.protocol.population import NodePopulation
@@ -26,7 +26,7 @@ from fedgrad.federation.protocol.prepared import Prepared
 from fedgrad.federation.protocol.report import Report
 from fedgrad.federation.protocol.signing import sign
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
-from fedgrad.federation.protocol.values import NodeValue, Remote, choose, handles
+from fedgrad.federation.protocol.values import NodeValue, Place, Versions, choose, handles
 from fedgrad.plan.plan import make_plan
 
 
@@ -137,8 +137,15 @@ class Flower:
         _check_arguments(program, named)
         arguments = read_arguments(program, named)
         made = make_plan(program, arguments, self.recompute)
-        sources = [remote.declared for remote in _at_clients(arguments)]
-        return programs(made, sources, self.platforms)
+        places = _at_clients(arguments)
+        exported = Exported(made, self.platforms)
+        clients = {c for place in places if isinstance(place, Versions) for c in place.remotes}
+        found = [
+            program
+            for client in sorted(clients) or [0]
+            for program in exported.programs([x.of(client).declared for x in places]).values()
+        ]
+        return tuple({program.digest: program for program in found}.values())
 
     # --- running --------------------------------------------------------------------------
 
@@ -204,7 +211,7 @@ class Flower:
         return groups
 
 
-def _at_clients(args: Arguments) -> list[Remote]:
+def _at_clients(args: Arguments) -> list[Place]:
     """Where clients find the arguments that are theirs."""
     pairs = zip(args.values, args.leaves, strict=True)
     return [leaf.remote for v, leaf in pairs if is_client(v.at)]

@@ -5,14 +5,19 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection
+from typing import Any
 
 from fedgrad.federation.protocol.envelope import Envelope, Transport
 from fedgrad.federation.protocol.errors import FederationError
-from fedgrad.federation.protocol.sources import Source
-from fedgrad.federation.protocol.values import Remote
 
 log = logging.getLogger("fedgrad.federation")
 Enough = Callable[[dict[int, Envelope]], bool]
+
+
+class Hold:
+    """The reason why a node keeps a value."""
+
+    end: Any  # what then tells the node to forget it
 
 
 class Federation:
@@ -108,16 +113,16 @@ class Federation:
         with self._lock:
             return self.knows.setdefault(node, set())
 
-    def kept(self, name: str, made: Source) -> Remote:
-        """A handle to what nodes are told to keep. When it is gone, its nodes can forget that."""
-        remote = Remote(["kept", name], made=made)
-        weakref.finalize(remote, self._discard, name, remote.nodes).atexit = False
-        return remote
+    def hold(self, name: str, node: int) -> "Hold":
+        """While this lives, the node keeps what it was told to keep under a name."""
+        hold = Hold()
+        hold.end = weakref.finalize(hold, self._discard, name, node)
+        hold.end.atexit = False
+        return hold
 
-    def _discard(self, name: str, nodes: set[int]) -> None:
+    def _discard(self, name: str, node: int) -> None:
         with self._lock:
-            for node in nodes:
-                self._waste.setdefault(node, set()).add(name)
+            self._waste.setdefault(node, set()).add(name)
 
     def waste(self, node: int) -> list[str]:
         """What a node can be told to forget with the next message."""

@@ -84,7 +84,7 @@ class Messages:
             self.report.restarts += 1
             raise BeginAgain
         for w in work:
-            groups[w.placement].settled |= bool(w.program.summed)
+            groups[w.placement].settled |= bool(w.sums)
         return [
             [_part(delivery.good[c], theirs[c], w) for c in groups[w.placement].clients]
             for w in work
@@ -146,8 +146,8 @@ def _part(arrays: Arrays, theirs: list[tuple[Work, int]], wanted: Work) -> Array
     for work, _ in theirs:
         if work is wanted:
             break
-        start += work.program.summed
-    return arrays[start : start + wanted.program.summed]
+        start += len(work.sums)
+    return arrays[start : start + len(wanted.sums)]
 
 
 def _reasons(placement: str, dropped: Collection[Dropped]) -> str:

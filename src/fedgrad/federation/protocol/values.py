@@ -21,8 +21,8 @@ class Remote:
 
     source: list[Any]
     constants: dict[str, Any] = field(default_factory=dict)  # by digest, those of the source
-    holds: tuple["Remote", ...] = ()  # what must live as long as this
-    nodes: set[int] = field(default_factory=set)  # which may keep it only because of this
+    holds: tuple[Any, ...] = ()  # what must live as long as this
+    kept: dict[int, Any] = field(default_factory=dict)  # by client, why its node may keep it
     made: Source | None = None  # what a program that has it for an argument declares, if not that
 
     @property
@@ -37,9 +37,51 @@ class Remote:
         made = row(self.declared, i)
         return Remote(row(self.source, i), self.constants, (self,), made=made)
 
+    def of(self, client: int) -> "Remote":
+        """Where one client finds its value."""
+        return self
 
-def stacked(rows: Sequence[Remote]) -> Remote:
+    def alone(self, client: int) -> "Remote":
+        """That of one client: the nodes of the others need not keep theirs because of it."""
+        if self.source[0] == "stack":
+            return _stack([row.alone(client) for row in self.holds])
+        return replace(self, holds=(self.kept[client],), kept={}) if self.kept else self
+
+    @staticmethod
+    def read(source: Source, declared: Source) -> "Remote":
+        """What was written as its source and what is declared of it."""
+        if source[0] == "stack":
+            return _stack([Remote.read(*row) for row in zip(source[1], declared[1], strict=True)])
+        return Remote(source, made=declared)
+
+
+@dataclass(frozen=True, eq=False)
+class Versions:
+    """Where clients find their values, if not all in the same way: each its own."""
+
+    remotes: dict[int, Remote]  # by client
+
+    def of(self, client: int) -> Remote:
+        """Where one client finds its value; of another placement, it has none and any will do."""
+        return self.remotes.get(client) or next(iter(self.remotes.values()))
+
+    def row(self, i: int) -> "Versions":
+        """Row i of each client's array."""
+        return Versions({client: remote.row(i) for client, remote in self.remotes.items()})
+
+
+Place = Remote | Versions
+
+
+def stacked(rows: Sequence[Place]) -> Place:
     """Each client's rows as one array."""
+    clients = {client for row in rows if isinstance(row, Versions) for client in row.remotes}
+    if clients:
+        return Versions({c: _stack([row.of(c) for row in rows]) for c in sorted(clients)})
+    return _stack([row.of(0) for row in rows])
+
+
+def _stack(rows: Sequence[Remote]) -> Remote:
     constants = {digest: x for row in rows for digest, x in row.constants.items()}
     made = ["stack", [row.declared for row in rows]]
     return Remote(["stack", [row.source for row in rows]], constants, tuple(rows), made=made)
@@ -61,7 +103,7 @@ class NodeValue:
     Nodes forget a program's result when this handle to it is gone.
     """
 
-    remote: Remote
+    remote: Place
     one: tuple[int, ...]  # the shape of one client's value
     dtype: Any
     clients: tuple[int, ...]  # in the order of the cohort
