@@ -3,6 +3,7 @@ runs, and a trainer that keeps the state of everybody."""
 
 import dataclasses
 import functools
+import gc
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +107,7 @@ def test_scaffold_is_the_published_one(executor, population, order):
             state, algorithm.hyper, cohort, jax.random.key(t), mine
         )
         own = jax.tree.map(lambda a, new: a.at[index].set(jax.device_get(new)), own, mine)
-        close(metrics["loss"], expected.play(chosen, **order))
+        close(metrics.loss, expected.play(chosen, **order))
         expected.check(state, own)
 
 
@@ -122,34 +123,6 @@ def test_rates_by_layer_and_schedules():
         expected.play(np.arange(N), np.array([0.5, 0.25, 0.25]), float(decay(t)))
         expected.check(state, own, rtol=1e-6)
     assert state.server.rounds == 3
-
-
-def test_scaffold_on_nodes():
-    """What a round gives for the clients' state stays there, and is what the next one takes."""
-    nodes = InProcess.of(CLIENTS)
-    with fg.executors.flower(nodes, platforms=("cpu",)) as executor:
-        algorithm = ALGORITHM.on(executor)
-        everyone = executor.population().everyone
-
-        @fg.program(cohort=fg.CLIENTS)
-        def first(params, cohort):
-            own = algorithm.client_init(fg.broadcast(params), N)
-            nothing = 0 * cohort.count  # at the client, unlike zeros
-            return jax.tree.map(lambda leaf: leaf + nothing.astype(leaf.dtype), own)
-
-        state, expected = algorithm.init(as_params(START)), ByHand.first()
-        own = first.on(executor)(state.params, everyone)
-        for t in range(3):
-            state, metrics, own = algorithm.round(
-                state, algorithm.hyper, everyone, jax.random.key(t), own
-            )
-            close(metrics["loss"], expected.play(np.arange(N)))
-            close(as_vector(state.params), expected.x)
-            close(as_vector(state.control), expected.c)
-        with pytest.raises(fg.FederatedError, match="do not leave"):
-            np.asarray(jax.tree.leaves(own)[0])
-        with pytest.raises(fg.ArgumentError, match="keeps it for clients in memory"):
-            train(algorithm, executor.population())
 
 
 # ---- the trainer keeps everybody's
@@ -182,7 +155,7 @@ def cohorts(rounds):
     def round(state, hyper, cohort, key):
         new, metrics = spy.round(state, hyper, cohort, key)
         who = jnp.zeros(len(CLIENTS[0]["y"]) + 1).at[cohort.count].set(1.0)
-        return new, {**metrics, "sizes": fg.sum(who)}
+        return new, dataclasses.replace(metrics, extra={"sizes": fg.sum(who)})
 
     result = train(dataclasses.replace(spy, round=round), rounds=rounds)
     sizes = by_hand.sizes_of(CLIENTS).tolist()
@@ -199,6 +172,33 @@ def test_fit_keeps_the_state_of_everybody(where):
     close(result.history["loss"], losses)
     expected.check(result.state.server, result.state.clients)
     close(as_vector(result.params), expected.x)
+
+
+@pytest.fixture
+def nodes():
+    with fg.executors.flower(InProcess.of(CLIENTS), platforms=("cpu",)) as executor:
+        yield executor
+
+
+def test_on_nodes_it_stays_there(nodes):
+    result, expected = train(ALGORITHM.on(nodes), nodes.population()), ByHand.first()
+    losses = [expected.play(chosen) for chosen in cohorts(6)]
+    close(result.history["loss"], losses)
+    close(as_vector(result.params), expected.x)
+    close(as_vector(result.state.server.control), expected.c)
+    with pytest.raises(fg.FederatedError, match="do not leave"):
+        np.asarray(result.state.clients.control["w"])
+
+
+def test_an_interrupted_run_on_nodes_goes_on(nodes, tmp_path):
+    algorithm, clients = ALGORITHM.on(nodes), nodes.population()
+    train(algorithm, clients, rounds=3, out=tmp_path)
+    gc.collect()
+    nodes.federation.flush()
+    found, expected = train(algorithm, clients, rounds=6, out=tmp_path), train(rounds=6)
+    assert found.rounds == 6 and len(found.history["loss"]) == 6
+    close(as_vector(found.params), as_vector(expected.params))
+    close(as_vector(found.state.server.control), as_vector(expected.state.server.control))
 
 
 def test_an_interrupted_run_goes_on_with_everybodys_state(tmp_path):

@@ -33,6 +33,11 @@ class ServerState:
     optimizer: Any
     rounds: Any = None  # how many there were, where a schedule has to know
 
+    def after(self, made: Any, update: Any, **measured: Any) -> "ServerState":
+        """The next one: a step of the server's optimizer, with the mean update for a gradient."""
+        params, kept = apply(made, update, self.optimizer, self.params, **measured)
+        return ServerState(params, kept, None if self.rounds is None else self.rounds + 1)
+
 
 # How much a client counts, from its number of examples and the hyperparameters. None: all alike.
 WEIGHTINGS: dict[str, Callable[[jax.Array, Any], Any]] = {
@@ -97,10 +102,8 @@ def fed_opt(
         update, value = train(broadcast(state.params), examples, theirs, client_key(key))
         sent = {"update": update, "loss": value, "measured": measure(update) if measure else {}}
         got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
-        made = ours.build(hyper["server"])
-        params, kept = apply(made, got["update"], state.optimizer, state.params, **got["measured"])
-        rounds = None if state.rounds is None else state.rounds + 1
-        return ServerState(params, kept, rounds), Metrics(loss=got["loss"])
+        new = state.after(ours.build(hyper["server"]), got["update"], **got["measured"])
+        return new, Metrics(loss=got["loss"])
 
     return Algorithm(init, round, defaults, loss)
 

@@ -10,8 +10,9 @@ import optax
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import BELONGS_TO_LOCAL_TRAINING, WEIGHTINGS, fed_opt, now
 from fedgrad.algorithms.local_training import Gradient, LocalTraining, following, plain_gradient
+from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import Loss
-from fedgrad.algorithms.optimizer import apply, optimizer
+from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.operations import broadcast, client_key, mean, sum
@@ -59,7 +60,7 @@ def scaffold(
             params: Any, start: Any, batch: Any, mask: jax.Array, hyper: Any, key: Any
         ) -> tuple[jax.Array, Any]:
             value, slope = plain(params, start, batch, mask, hyper, key)
-            return value, _plus(slope, hyper["correction"])
+            return value, jax.tree.map(jnp.add, slope, hyper["correction"])
 
         return gradient
 
@@ -83,7 +84,7 @@ def scaffold(
         hyper = now(state.server, hyper)
         examples = cohort if isinstance(cohort, Examples) else Examples.of(cohort)
         theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
-        correction = _minus(broadcast(state.control), client_state.control)
+        correction = jax.tree.map(jnp.subtract, broadcast(state.control), client_state.control)
         update, value = train(
             broadcast(state.params),
             examples,
@@ -92,21 +93,19 @@ def scaffold(
         )
         steps = work.steps_of(examples)
         slope = jax.tree.map(
-            lambda rate, part: jax.tree.map(lambda u: u / (steps * rate), part),
+            lambda rate, part: jax.tree.map(lambda u: (u / (steps * rate)).astype(u.dtype), part),
             theirs["client"]["learning_rate"],
             update,
         )
-        control = _minus(_like(slope, update), correction)
-        share = client_state.share
-        moved = jax.tree.map(lambda d: d * share, _minus(control, client_state.control))
+        control, share = jax.tree.map(jnp.subtract, slope, correction), client_state.share
+        moved = jax.tree.map(
+            lambda new, old: ((new - old) * share).astype(old.dtype), control, client_state.control
+        )
         sent = {"update": update, "loss": value}
         got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
-        made, old = ours.build(hyper["server"]), state.server
-        params, kept = apply(made, got["update"], old.optimizer, old.params)
-        rounds = None if old.rounds is None else old.rounds + 1
-        server = replace(old, params=params, optimizer=kept, rounds=rounds)
-        new = ScaffoldState(server, _plus(state.control, sum(moved)))
-        return new, {"loss": got["loss"]}, ScaffoldClient(control, share)
+        server = state.server.after(ours.build(hyper["server"]), got["update"])
+        new = ScaffoldState(server, jax.tree.map(jnp.add, state.control, sum(moved)))
+        return new, Metrics(loss=got["loss"]), ScaffoldClient(control, share)
 
     return replace(plain, init=init, round=round, client_init=client_init)
 
@@ -118,15 +117,3 @@ def _require_sgd(work: LocalTraining) -> None:
             "scaffold: clients take steps of plain SGD, because (x - y) / (K lr) is the mean of "
             "their gradients only then. Write client=fg.local_training(0.1, ...)."
         )
-
-
-def _plus(a: Any, b: Any) -> Any:
-    return jax.tree.map(lambda x, y: (x + y).astype(x.dtype), a, b)
-
-
-def _minus(a: Any, b: Any) -> Any:
-    return jax.tree.map(lambda x, y: (x - y).astype(x.dtype), a, b)
-
-
-def _like(tree: Any, other: Any) -> Any:
-    return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, other)

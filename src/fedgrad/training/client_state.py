@@ -1,15 +1,21 @@
-"""What clients keep between rounds: kept for all of them, of whom each round has a few."""
+"""What clients keep between rounds: kept for all of them, of whom each round has a few.
+
+Those of a federation keep it on their nodes, and here are handles to it.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.cohort import Population
 from fedgrad.clients.sampling import Clients, Draw
 from fedgrad.core.errors import ArgumentError
+from fedgrad.federation.protocol import state as on_nodes
+from fedgrad.federation.protocol.population import NodePopulation
 
 
 @jax.tree_util.register_dataclass
@@ -31,15 +37,17 @@ def first_state(algorithm: Algorithm, params: Any, clients: Clients) -> Any:
     server = algorithm.init(params)
     if algorithm.client_init is None:
         return server
-    if not isinstance(clients, Population):
+    one = algorithm.client_init(server.params, len(clients))
+    if isinstance(clients, NodePopulation):
+        every = on_nodes.begin(one, np.asarray(clients.everyone.index).tolist())
+    elif isinstance(clients, Population):
+        n = len(clients)
+        every = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *jnp.shape(leaf))), one)
+    else:
         raise ArgumentError.here(
-            f"{algorithm.round.name}: its clients keep a state between rounds. fg.fit keeps it for "
-            f"clients in memory or on a mesh, not for those of {clients!r}. Play rounds with all "
-            "of its clients yourself: what a round gives for client_state stays on the nodes, and "
-            "is the client_state of the next one."
+            f"{algorithm.round.name}: its clients keep a state between rounds, and nobody knows "
+            f"how to keep that of {clients!r}. Give a population, or that of a federation."
         )
-    one, n = algorithm.client_init(server.params, len(clients)), len(clients)
-    every = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *jnp.shape(leaf))), one)
     return StateWithClients(server, every)
 
 
@@ -50,7 +58,8 @@ def arguments(
     cohort, more = drawn.cohorts["cohort"], drawn.further
     if algorithm.client_init is None:
         return (state, hyper, cohort, drawn.key), more
-    own = _rows(state.clients, cohort.index)
+    there = on_nodes.handles(state.clients)
+    own = on_nodes.gather(state.clients, cohort) if there else _rows(state.clients, cohort.index)
     return (state.server, hyper, cohort, drawn.key), {**more, "client_state": own}
 
 
@@ -66,6 +75,8 @@ def play(algorithm: Algorithm, state: Any, hyper: Any, drawn: Draw) -> tuple[Any
             "client_state)."
         )
     server, metrics, own = found
+    if on_nodes.handles(own):
+        return StateWithClients(server, on_nodes.scatter(state.clients, own)), metrics
     index = drawn.cohorts["cohort"].index
     return StateWithClients(server, _with_rows(state.clients, index, own)), metrics
 

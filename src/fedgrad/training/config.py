@@ -16,6 +16,7 @@ from fedgrad.clients.sampling import Clients, Draw
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.core.trace import struct
+from fedgrad.federation.protocol.values import NodeValue
 from fedgrad.training import client_state
 from fedgrad.training.course import Course
 from fedgrad.training.log import plain
@@ -112,6 +113,8 @@ def _population(clients: Clients) -> dict[str, Any]:
 
 
 def _content(leaf: Any) -> bytes:
+    if isinstance(leaf, NodeValue):  # the same for all clients, when they begin
+        return str(leaf.remote.of(0).source).encode()
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.ascontiguousarray(leaf).tobytes()

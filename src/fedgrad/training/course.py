@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.sampling import Clients, Draw, cohort_sizes, draws, sharding_of
 from fedgrad.core.errors import ArgumentError
+from fedgrad.federation.protocol.values import NodeValue
 from fedgrad.training.client_state import first_state, play
 
 
@@ -43,9 +44,9 @@ class Course:
         """States or hyperparameters where the clients' data are. Otherwise the first round would be
         compiled for another place than all later ones."""
 
-        def array(leaf: Any) -> jax.Array:
+        def array(leaf: Any) -> Any:
             try:
-                return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+                return leaf if isinstance(leaf, jax.Array | NodeValue) else jnp.asarray(leaf)
             except TypeError:
                 raise ArgumentError.here(
                     f"States and hyperparameters are made of arrays, found {type(leaf).__name__}."
