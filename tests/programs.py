@@ -10,8 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedgrad as fg
+from fedgrad.core.arguments import read_arguments
+from fedgrad.plan.plan import ready_plan
 
 TRAIN, EVAL = fg.Placement("train"), fg.Placement("eval")
+
+
+def forgetting(program, *args):
+    """The plan in which clients remember nothing."""
+    return ready_plan(program, read_arguments(program, program.bind(args, {})), recompute=True)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from programs import (
     class_1,
     custom_vjp_inside,
     distillation,
+    forgetting,
     normal,
     stateful,
     two_rounds,
@@ -39,7 +40,7 @@ MODES = {
     "reverse": {"mode": "reverse"},
     "mixed": {"mode": "mixed"},
     "auto": {"mode": "auto"},
-    "auto_again": {"mode": "auto", "cost": AGAIN},
+    "auto_again": {"mode": AGAIN},
 }
 EXECUTORS = {
     "local": fg.executors.local(),
@@ -261,7 +262,7 @@ def test_auto_finds_the_possible_mode():
         plan = fg.plan(fg.grad(program), X, Z)
         assert "pull" not in plan.rules
         assert_close(fg.grad(program)(X, Z), jax.grad(cent)(X, Z))
-    again = fg.grad(custom_vjp_and_curved_tail, cost=AGAIN)
+    again = fg.grad(custom_vjp_and_curved_tail, mode=AGAIN)
     assert "push" not in fg.plan(again, X, Z).rules
     assert_close(again(X, Z), jax.grad(_custom_vjp_and_curved_tail)(X, Z))
 
@@ -344,8 +345,8 @@ def test_wrong_calls():
         fg.grad(many, "steps")(*MANY)
     with pytest.raises(fg.ArgumentError, match=r"unknown mode 'foward'.*'forward'"):
         fg.grad(many, mode="foward")
-    with pytest.raises(fg.ArgumentError, match='goes with mode="auto"'):
-        fg.grad(many, mode="mixed", cost=AGAIN)
+    with pytest.raises(fg.ArgumentError, match=r"unknown mode 3.*a name or a fg.CostModel"):
+        fg.grad(many, mode=3)
     with pytest.raises(fg.ArgumentError, match=r"of a program.*jax\.grad"):
         fg.grad(jnp.sin)
 
@@ -454,17 +455,16 @@ def test_derivative_by_server_and_clients_together(mode):
 @pytest.mark.parametrize("program", [class_1, two_rounds, stateful], ids=lambda p: p.name)
 def test_recompute_sends_again_what_clients_would_keep(program, mode):
     once = fg.value_and_grad(program, **MODES[mode])
-    again = fg.value_and_grad(program, **MODES[mode], recompute=True)
-    remembering, forgetting = fg.plan(once, X, Z), fg.plan(again, X, Z)
-    assert forgetting.client_memory == {"clients": 0}
-    assert remembering.rounds == forgetting.rounds
-    assert remembering.scalars[1] == forgetting.scalars[1]
+    remembering, again = fg.plan(once, X, Z), forgetting(once, X, Z)
+    assert again.client_memory == {"clients": 0}
+    assert remembering.rounds == again.rounds
+    assert remembering.scalars[1] == again.scalars[1]
     if mode == "reverse":
         assert remembering.client_memory["clients"] > 0
-        assert remembering.scalars[0] < forgetting.scalars[0]
-        reference = fg.executors.reference()
-        assert_close(again.on(reference)(X, Z), once.on(reference)(X, Z))
-        assert_close(again(X, Z), once(X, Z))
+        assert remembering.scalars[0] < again.scalars[0]
+        expected = once.on(fg.executors.reference())(X, Z)
+        assert_close(once.on(fg.executors.reference(recompute=True))(X, Z), expected)
+        assert_close(once.on(fg.executors.local(chunk=2))(X, Z), expected)
 
 
 # --- jvp and vjp --------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ def test_rows_are_the_plans(program):
     assert shown.program.traffic == plain.traffic and shown.cost == cost
     assert [row.mode for row in shown.rows] == list(MODES)
     for mode in MODES:
-        chosen = {"cost": cost} if mode == "auto" else {}
-        plan = fg.plan(fg.grad(program, mode=mode, **chosen), X, Z)
+        plan = fg.plan(fg.grad(program, mode=cost if mode == "auto" else mode), X, Z)
         row = shown[mode]
         assert row.plan.traffic == plan.traffic and row.plan.rules == plan.rules
         assert row.plan.readdressed == plan.readdressed

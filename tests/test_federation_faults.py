@@ -347,8 +347,8 @@ def test_over_selection_takes_the_first_and_never_waits_for_the_others():
 
     rows = normal(5, 6, 3)
     transport = faulty(waits, which=slow, data=[{"z": z[None]} for z in np.asarray(rows)])
-    executor = flower(transport, over_select=2.0, deadline=10**6)
-    population = executor.population("z")
+    executor = flower(transport, deadline=10**6)
+    population = executor.population("z", over_select=2.0)
 
     @fg.program(data=fg.CLIENTS)
     def f(x, data):
@@ -376,9 +376,9 @@ def test_over_selection_takes_no_more_than_it_wants():
             return super().exchange(requests, deadline)
 
     data = [{"z": z[None]} for z in np.asarray(Z)]
-    executor = flower(Generous(faulty(None, which=[], data=data).handlers), over_select=2.0)
+    executor = flower(Generous(faulty(None, which=[], data=data).handlers))
     mean = fg.program(data=fg.CLIENTS)(lambda data: fg.mean(data.batch(0, 1)[0]["z"][0]))
-    cohort = executor.population().sample(jax.random.key(0), 2)
+    cohort = executor.population(over_select=2.0).sample(jax.random.key(0), 2)
     found = mean.on(executor)(cohort)
     taken = [i for i in range(4) if i not in {d.client for d in executor.report.dropped}]
     assert len(taken) == 2 == executor.report.answered["clients"]
@@ -386,8 +386,8 @@ def test_over_selection_takes_no_more_than_it_wants():
 
 
 def test_state_of_the_clients_that_were_first_goes_with_the_cohort_they_came_from():
-    executor = flower(InProcess.of([{"z": z[None]} for z in np.asarray(Z)]), over_select=2.0)
-    cohort = executor.population("z").sample(jax.random.key(0), 2)
+    executor = flower(InProcess.of([{"z": z[None]} for z in np.asarray(Z)]))
+    cohort = executor.population("z", over_select=2.0).sample(jax.random.key(0), 2)
 
     @fg.program(data=fg.CLIENTS)
     def begin(data):
@@ -410,9 +410,9 @@ def test_state_of_the_clients_that_were_first_goes_with_the_cohort_they_came_fro
 
 def test_over_selection_with_too_few_answers():
     transport = faulty(FAULTS["error"][0], which=[0, 1, 2])
-    executor = flower(transport, over_select=4.0)
+    executor = flower(transport)
     mean = fg.program(data=fg.CLIENTS)(lambda data: fg.mean(data.batch(0, 1)[0][0]))
-    cohort = executor.population().sample(jax.random.key(0), 2)
+    cohort = executor.population(over_select=4.0).sample(jax.random.key(0), 2)
     with pytest.raises(NoAnswer, match="disk full"):
         mean.on(executor)(cohort)
     dropping = flower(executor.federation, missing="drop")

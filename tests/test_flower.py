@@ -273,8 +273,8 @@ def test_over_selection_takes_the_first(federation, known):
         return fg.sum(1.0), fg.sum(data.count)
 
     slow = process(federation, 0).pid
-    on_nodes = executor(known, over_select=2.0)
-    population = on_nodes.population("examples")
+    on_nodes = executor(known)
+    population = on_nodes.population("examples", over_select=2.0)
     key = next(k for k in map(jax.random.key, range(99)) if 0 in population.sample(k, 2).index)
     os.kill(slow, signal.SIGSTOP)
     try:

@@ -12,9 +12,9 @@ ROOT = pathlib.Path(fg.__file__).parent
 LAYERS = [
     {"core"},
     {"clients"},
+    {"aggregate"},
     {"plan"},
     {"ad"},
-    {"aggregators"},
     {"executors"},
     {"federation"},
     {"algorithms"},

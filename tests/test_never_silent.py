@@ -342,7 +342,7 @@ def _remembers(x, y, z):
 def test_a_limit_of_client_memory_holds_where_no_round_is_active():
     program = fg.program(_remembers, z=C)
     assert fg.plan(fg.grad(program, "y"), X, X, Z).client_memory["clients"] > 0
-    limited = fg.grad(program, "y", cost=fg.CostModel(client_memory=0))
+    limited = fg.grad(program, "y", mode=fg.CostModel(client_memory=0))
     assert fg.plan(limited, X, X, Z).client_memory["clients"] == 0
     np.testing.assert_allclose(limited(X, X, Z), fg.grad(program, "y")(X, X, Z))
 

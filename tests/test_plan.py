@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from programs import EVAL, TRAIN, Moved, fedavgm, parallel_placements, stateful, train_then_eval
+from programs import (
+    EVAL,
+    TRAIN,
+    Moved,
+    fedavgm,
+    forgetting,
+    parallel_placements,
+    stateful,
+    train_then_eval,
+)
 
 X, Z = jnp.arange(1.0, 4.0), jnp.arange(12.0).reshape(4, 3)
 
@@ -252,7 +261,7 @@ def test_recomputing_trades_memory_for_messages():
         lambda x, z: fg.sum((fg.broadcast(fg.sum(s := fg.broadcast(x) * z)) - s) ** 2)
     )
     once = fg.plan(program, X, Z)
-    again = fg.plan(dataclasses.replace(program, recompute=True), X, Z)
+    again = forgetting(program, X, Z)
     assert (traffic(once), once.client_memory) == ([(1, 3, 3, 1), (2, 3, 3, 1)], {"clients": 24})
     assert (traffic(again), again.client_memory) == ([(1, 3, 3, 1), (2, 6, 3, 1)], {"clients": 0})
     moved = Moved()

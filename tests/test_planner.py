@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import fedgrad as fg
 from fedgrad.ad.derivative import derivative
-from fedgrad.ad.planner import derived_graph
+from fedgrad.ad.planner import derived
 from fedgrad.ad.subject import rule_vectors, subject
 from fedgrad.core.arguments import read_arguments
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
-from programs import EVAL, TABLE, TRAIN, class_1, normal, two_rounds
+from programs import EVAL, TABLE, TRAIN, class_1, forgetting, normal, two_rounds
 from test_random_programs import FEDERATED, read, scripts
 
 N = 3
@@ -60,7 +60,7 @@ def brute_force(program, args, cost):
     plain = fg.plan(program, *args)
     best = math.inf
     for rules in rule_vectors(found):
-        graph = derived_graph(found, rules)
+        _, graph = derived(found, rules)
         for recompute in (False, True):
             plan = Plan("", cut(graph, recompute), plain.clients, None)
             if cost.allows(plan, plain):
@@ -69,16 +69,16 @@ def brute_force(program, args, cost):
 
 
 def auto(program, args, cost):
-    return fg.plan(fg.value_and_grad(program, cost=cost), *args)
+    return fg.plan(fg.value_and_grad(program, mode=cost), *args)
 
 
 def pure(program, args):
     """The plan of each mode that JAX can take."""
     for mode in ("forward", "reverse", "mixed"):
-        for recompute in (False, True):
-            gradient = fg.value_and_grad(program, mode=mode, recompute=recompute)
+        for plan in (fg.plan, forgetting):
+            gradient = fg.value_and_grad(program, mode=mode)
             try:
-                yield mode, fg.plan(gradient, *args)
+                yield mode, plan(gradient, *args)
             except fg.PlanError:
                 continue
 
@@ -130,7 +130,7 @@ def test_gradient_without_the_value_is_no_dearer_either(case, cost):
     """What is chosen for value and gradient is also cheapest for the gradient alone."""
     cost, args = COSTS[cost], shapes(case)
     plain = fg.plan(case.program, *args)
-    price = cost.price(fg.plan(fg.grad(case.program, cost=cost), *args))
+    price = cost.price(fg.plan(fg.grad(case.program, mode=cost), *args))
     for mode in ("forward", "reverse", "mixed"):
         other = fg.plan(fg.grad(case.program, mode=mode), *args)
         assert price <= cost.price(other) or not cost.allows(other, plain)
@@ -171,8 +171,8 @@ def test_random_programs_have_the_same_gradient_in_every_mode(script):
     for settings_ in (
         {"mode": "forward"},
         {"mode": "mixed"},
-        {"cost": COSTS["again"]},
-        {"cost": COSTS["dear_down"]},
+        {"mode": COSTS["again"]},
+        {"mode": COSTS["dear_down"]},
     ):
         found = fg.grad(program, **settings_)(X2, Z2)
         assert jnp.allclose(found, wanted, rtol=1e-9, atol=1e-12)
@@ -257,7 +257,7 @@ def prices(program, args, cost):
         plan = fg.plan(fg.jacobian(program, mode=mode), *args)
         if cost.allows(plan, plain):
             found[mode] = cost.price(plan)
-    plan = fg.plan(fg.jacobian(program, cost=cost), *args)
+    plan = fg.plan(fg.jacobian(program, mode=cost), *args)
     return found, plan, cost.price(plan)
 
 
@@ -304,7 +304,7 @@ def test_mixture_over_three_rounds():
     assert plan.rules == ("push", "local", "pull")
     assert price < min(pure.values())
     values = (jnp.full(1, 0.3), normal(5, N, 1))
-    found = fg.jacobian(program, cost=cost)(*values)
+    found = fg.jacobian(program, mode=cost)(*values)
     wanted = fg.jacobian(program, mode="forward")(*values)
     assert jnp.allclose(found, wanted, rtol=1e-11) and jnp.all(found != 0)
 
@@ -349,7 +349,7 @@ def test_readdressing_is_used_where_it_is_allowed_and_pays():
     program, args = chain([(20, 20)], inputs=20, outputs=1)
     plan = fg.plan(fg.jacobian(program), *args)
     assert plan.rules == ("local",) and not plan.readdressed
-    plan = fg.plan(fg.jacobian(program, cost=COSTS["again"]), *args)
+    plan = fg.plan(fg.jacobian(program, mode=COSTS["again"]), *args)
     assert plan.rules == ("pull",) and plan.readdressed == ("clients",)
 
 
@@ -358,19 +358,19 @@ def test_readdressing_is_used_where_it_is_allowed_and_pays():
 )
 def test_client_memory_is_obeyed(m, p, rules, recompute):
     program, args = chain([(m, p)], inputs=20, outputs=1)
-    free = fg.plan(fg.jacobian(program, cost=COSTS["again"]), *args)
+    free = fg.plan(fg.jacobian(program, mode=COSTS["again"]), *args)
     assert free.rules == ("pull",) and free.client_memory["clients"] > 0
     need = free.client_memory["clients"]
     enough = fg.CostModel(readdress=True, client_memory=need)
-    assert fg.plan(fg.jacobian(program, cost=enough), *args).traffic == free.traffic
+    assert fg.plan(fg.jacobian(program, mode=enough), *args).traffic == free.traffic
     for limit in (0, need - 1):
         cost = fg.CostModel(readdress=True, client_memory=limit)
-        plan = fg.plan(fg.jacobian(program, cost=cost), *args)
+        plan = fg.plan(fg.jacobian(program, mode=cost), *args)
         assert plan.client_memory["clients"] <= limit
         assert plan.rules == rules and plan.recompute == recompute
         assert cost.price(plan) >= cost.price(free)
     values = (normal(3, 20), normal(5, N, 1))
-    found = fg.jacobian(program, cost=COSTS["no_memory"])(*values)
+    found = fg.jacobian(program, mode=COSTS["no_memory"])(*values)
     assert jnp.allclose(found, fg.jacobian(program, mode="mixed")(*values), rtol=1e-11)
 
 
@@ -404,7 +404,7 @@ def test_price_of_a_round_trip():
     assert gap > 0 and pull.rounds == local.rounds + 1
     for price, rule in ((0.9 * gap, "pull"), (1.1 * gap, "local")):
         cost = fg.CostModel(round_trip=price, readdress=True)
-        assert fg.plan(fg.jacobian(program, cost=cost), *args).rules == (rule,)
+        assert fg.plan(fg.jacobian(program, mode=cost), *args).rules == (rule,)
 
 
 @pytest.mark.parametrize("cost", ["default", "again", "dear_down"])
@@ -451,7 +451,7 @@ def test_nothing_is_allowed():
     by_data = fg.grad(class_1, "z")  # every client's own derivative needs the server's cotangent
     with pytest.raises(fg.PlanError, match=r"class_1.*readdress=True"):
         by_data(X, Z)
-    assert fg.grad(class_1, "z", cost=COSTS["again"])(X, Z).shape == Z.shape
+    assert fg.grad(class_1, "z", mode=COSTS["again"])(X, Z).shape == Z.shape
 
 
 @pytest.mark.parametrize("name", ["down", "up", "round_trip"])

@@ -1,8 +1,11 @@
 """Federated automatic differentiation on JAX."""
 
-from fedgrad import executors, federation, tasks
+import sys as _sys
+
+from fedgrad import aggregate, executors, federation, tasks
+from fedgrad.ad.check_grads import GradientError, check_grads
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.transforms import grad, jacobian, jvp, value_and_grad, vjp
+from fedgrad.ad.transforms import grad, hessian, jacobian, jvp, value_and_grad, vjp
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import fed_opt
@@ -55,3 +58,6 @@ from fedgrad.training.stopping import Stop, early_stop, non_finite
 from fedgrad.training.tensorboard import TensorBoard
 
 __version__ = "0.1.0"
+
+# `fedgrad.plan` is a function and a package: `import fedgrad.plan.cut` finds the modules, too.
+vars(plan).update({k: v for k, v in vars(_sys.modules["fedgrad.plan"]).items() if k[0] != "_"})

@@ -14,11 +14,13 @@ from typing import Any
 
 from fedgrad.ad.derivative import derivative
 from fedgrad.ad.local import impossible
+from fedgrad.ad.rules import RULES
 from fedgrad.ad.subject import Rules, Subject, possible, rule_vectors
 from fedgrad.core.check import check
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
 from fedgrad.core.graph import Graph, Value
 from fedgrad.core.normal_form import traced
+from fedgrad.core.primitives import ClosedJaxpr
 from fedgrad.core.trace import Taken, struct
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
@@ -90,17 +92,24 @@ class CostModel:
         return max(plan.client_memory.values(), default=0) <= self.client_memory
 
 
-Priced = tuple[tuple[float, int, int], Taken]  # what orders choices, and the choice
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """How a derivative is taken, and the derivative itself, if it was made to be priced: a function
+    of the inputs that gives the outputs that are returned, and then the blocks."""
+
+    taken: Taken
+    order: tuple[float, int, int]  # what makes it better than another
+    jaxpr: ClosedJaxpr | None = None
 
 
-def choose(subject: Subject, cost: CostModel) -> Taken:
+def choose(subject: Subject, cost: CostModel) -> Choice:
     """The cheapest choice that the cost model allows."""
     if not subject.units and cost.client_memory is None:
-        return Taken()  # there is nothing to choose
+        return Choice(Taken(), (0, 0, 0))  # there is nothing to choose
     program = _plan(subject, subject.graph, recompute=False)
-    prices: dict[Rules, Priced | None] = {}
+    prices: dict[Rules, Choice | None] = {}
 
-    def price(rules: Rules) -> Priced | None:
+    def price(rules: Rules) -> Choice | None:
         if rules not in prices:
             prices[rules] = _price(subject, rules, cost, program)
         return prices[rules]
@@ -114,27 +123,28 @@ def choose(subject: Subject, cost: CostModel) -> Taken:
             "every one asks clients again that the program asks only once, or needs more client "
             "memory. Allow it with fg.CostModel(readdress=True), or choose the mode yourself."
         )
-    return min(found, key=lambda pair: pair[0])[1]
+    return min(found, key=lambda choice: choice.order)
 
 
-def _price(subject: Subject, rules: Rules, cost: CostModel, program: Plan) -> Priced | None:
-    graph = derived_graph(subject, rules)
-    if graph is None:
+def _price(subject: Subject, rules: Rules, cost: CostModel, program: Plan) -> Choice | None:
+    made = derived(subject, rules)
+    if made is None:
         return None
+    jaxpr, graph = made
     best = None
     # Computing again is never cheaper: it is a way to live with little memory.
     for recompute in (False,) if cost.client_memory is None else (False, True):
         plan = _plan(subject, graph, recompute)
         if cost.allows(plan, program):
             order = cost.order(plan)
-            if best is None or order < best[0]:
-                best = order, Taken(rules, recompute)
+            if best is None or order < best.order:
+                best = Choice(Taken(rules, recompute), order, jaxpr)
         if not recompute and not any(plan.client_memory.values()):
             break  # nothing is remembered, so there is nothing to recompute
     return best
 
 
-def derived_graph(subject: Subject, rules: Rules) -> Graph | None:
+def derived(subject: Subject, rules: Rules) -> tuple[ClosedJaxpr, Graph] | None:
     """The derivative by these rules as a program; None if JAX cannot take it that way."""
     values = [Value(v.aval, v.at, v.origin, v.shared) for v in subject.graph.inputs]
 
@@ -151,7 +161,7 @@ def derived_graph(subject: Subject, rules: Rules) -> Graph | None:
             return None
         raise
     try:
-        return check(jaxpr, values, nested=True, derived=True)
+        return jaxpr, check(jaxpr, values, nested=True, derived=True)
     except PlacementError:
         # The program itself is fine, so what mixes placements is what JAX remembers of the two
         # branches of a cond, in slots that they share.
@@ -163,7 +173,7 @@ def _plan(subject: Subject, graph: Graph, recompute: bool) -> Plan:
     return Plan(subject.name, cut(graph, recompute), anyhow_many, None)
 
 
-def _promising(subject: Subject, price: Callable[[Rules], Priced | None]) -> list[Rules]:
+def _promising(subject: Subject, price: Callable[[Rules], Choice | None]) -> list[Rules]:
     """The cheapest vectors if the price of a round does not depend on the rules of the others:
     each rule of each round is priced alone, among local ones; then, for every place to turn from
     forward to backward, each round takes its cheapest rule."""
@@ -172,12 +182,12 @@ def _promising(subject: Subject, price: Callable[[Rules], Priced | None]) -> lis
 
     def cheap(rules: Rules) -> float:
         found = price(rules)
-        return math.inf if found is None else found[0][0]
+        return math.inf if found is None else found.order[0]
 
     more = {
         (i, rule): cheap((*local[:i], rule, *local[i + 1 :]))
         for i, (_, unit) in enumerate(subject.units)
-        for rule in ("push", "local", "pull")
+        for rule in RULES
         if possible(subject, unit, rule)
     }
 
@@ -194,7 +204,7 @@ def _promising(subject: Subject, price: Callable[[Rules], Priced | None]) -> lis
     ]
     pure = [
         (rule,) * count
-        for rule in ("push", "local", "pull")
+        for rule in RULES
         if all(possible(subject, unit, rule) for _, unit in subject.units)
     ]
     return list(dict.fromkeys([*meeting, *pure]))

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,20 @@ from fedgrad.ad.activity import is_float
 from fedgrad.ad.derivative import Blocks, derivative
 from fedgrad.ad.local import impossible
 from fedgrad.ad.planner import CostModel, choose
+from fedgrad.ad.rules import MODES
 from fedgrad.ad.subject import Subject, subject
 from fedgrad.clients.examples import Examples
 from fedgrad.core.arguments import Arguments, read_inside
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
 from fedgrad.core.placement import is_client
+from fedgrad.core.primitives import ClosedJaxpr
 from fedgrad.core.program import Program
-from fedgrad.core.trace import Taken
+from fedgrad.core.trace import Taken, struct
 
 Argnums = int | str | Sequence[int | str]
 
 REMEMBERED = 32  # choices for other shapes of the arguments
-RULES = {"forward": "push", "reverse": "pull", "mixed": "local"}  # of all rounds, by mode
+Mode = Literal["auto", "forward", "reverse", "mixed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,21 +35,18 @@ class Request:
     program: Program
     names: tuple[str, ...]  # of the arguments to differentiate by
     single: bool  # one argument was named, not a sequence of them
-    mode: str
-    cost: CostModel | None
+    mode: Mode | CostModel  # a cost model chooses the rules
     has_aux: bool
     scalar: bool
     with_value: bool = False
     choices: dict[Any, Taken] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.mode not in ("auto", *RULES):
+        if not self.auto and self.mode not in MODES:
             raise ArgumentError.here(
-                f"unknown mode {self.mode!r}." + nearest(self.mode, ["auto", *RULES])
-            )
-        if self.cost is not None and self.mode != "auto":
-            raise ArgumentError.here(
-                f'cost= chooses the mode, so it goes with mode="auto"; got mode={self.mode!r}.'
+                f"unknown mode {self.mode!r}; it is a name or a fg.CostModel.",
+                str(self.mode),
+                ["auto", *MODES],
             )
 
     def run(
@@ -56,18 +55,29 @@ class Request:
         """((y, aux), derivative, how it was taken) in the view of the server and one client."""
         arguments = read_inside(self.program, self.program.bind(args, kwargs))
         traced, shapes = self.trace(arguments)
-        taken = self._choose(traced, arguments)
-        rules = taken.rules
+        taken, made = self._choose(traced, arguments)
         inputs = [jnp.asarray(x) for x in arguments.leaves]
-        # Where only the server works, these two modes say how; the others leave it free.
-        forward = {"forward": True, "reverse": False}.get(self.mode, traced.widens)
+        if made is not None:
+            outputs, blocks = _outputs(traced, made, inputs)
+        else:
+            outputs, blocks = self._derive(traced, inputs, taken.rules)
+        result = jax.tree.unflatten(shapes, outputs)
+        y, aux = result if self.has_aux else (result, None)
+        return (y, aux), self.assemble(y, arguments, blocks), taken
+
+    def _derive(
+        self, traced: Subject, inputs: list[Any], rules: tuple[str, ...]
+    ) -> tuple[list[Any], Blocks]:
+        # Where only the server works, a rule's mode says how; the others leave it free.
+        way = None if self.auto else MODES[self.mode].forward  # type: ignore[index]
+        forward = traced.widens if way is None else way
         try:
-            outputs, blocks = derivative(traced, inputs, rules, forward)
+            return derivative(traced, inputs, rules, forward)
         except (ValueError, TypeError) as error:
             why = impossible(error)
             if why is None:
                 raise
-            if self.mode != "auto" or rules:
+            if not self.auto or rules:
                 other = "reverse" if self.mode == "forward" else "forward"
                 use = "" if traced.at_clients else f"Use mode={other!r}, or write it without: "
                 raise PlanError.here(
@@ -75,10 +85,12 @@ class Request:
                     "static trip count) instead of a while_loop, a custom_jvp instead of a "
                     "custom_vjp."
                 ) from error
-            outputs, blocks = derivative(traced, inputs, rules, not forward)
-        result = jax.tree.unflatten(shapes, outputs)
-        y, aux = result if self.has_aux else (result, None)
-        return (y, aux), self.assemble(y, arguments, blocks), taken
+            return derivative(traced, inputs, rules, not forward)
+
+    @property
+    def auto(self) -> bool:
+        """Is the way chosen by what it costs?"""
+        return self.mode == "auto" or isinstance(self.mode, CostModel)
 
     def trace(self, arguments: Arguments) -> tuple[Subject, Any]:
         wrt = floating(arguments, self.names)
@@ -147,16 +159,19 @@ class Request:
                 "use fg.jacobian for others."
             )
 
-    def _choose(self, traced: Subject, arguments: Arguments) -> Taken:
-        if self.mode != "auto":
-            return Taken((RULES[self.mode],) * len(traced.units))
+    def _choose(self, traced: Subject, arguments: Arguments) -> tuple[Taken, ClosedJaxpr | None]:
+        """How the derivative is taken; and the derivative, if it was made to find that out."""
+        if isinstance(self.mode, str) and self.mode in MODES:
+            return Taken((MODES[self.mode].name,) * len(traced.units)), None
         key = (arguments.key, traced.signature)
-        found = self.choices.get(key)
-        if found is None:
-            while len(self.choices) >= REMEMBERED:
-                self.choices.pop(next(iter(self.choices)), None)
-            found = self.choices[key] = choose(traced, self.cost or CostModel())
-        return found
+        if key in self.choices:
+            return self.choices[key], None
+        cost = self.mode if isinstance(self.mode, CostModel) else CostModel()
+        choice = choose(traced, cost)
+        while len(self.choices) >= REMEMBERED:
+            self.choices.pop(next(iter(self.choices)), None)
+        self.choices[key] = choice.taken
+        return choice.taken, choice.jaxpr
 
     def by_argument(self, row: Sequence[Any], arguments: Arguments) -> Any:
         """Derivatives by the floating leaves, in the form of the arguments that were named."""
@@ -173,6 +188,16 @@ class Request:
             self.by_argument(next(rows), arguments) if is_float(leaf) else None for leaf in flat
         ]
         return per_leaf[0] if self.scalar else jax.tree.unflatten(tree, per_leaf)
+
+
+def _outputs(traced: Subject, made: ClosedJaxpr, inputs: Sequence[Any]) -> tuple[list[Any], Blocks]:
+    """All outputs, and the blocks, of a derivative that has been made. Of outputs that are not
+    returned there are only the shapes."""
+    found = iter(jax.core.eval_jaxpr(made.jaxpr, made.consts, *inputs))
+    outputs: list[Any] = [struct(v) for v in traced.graph.outputs]
+    for i in traced.returned:
+        outputs[i] = next(found)
+    return outputs, [[next(found) for _ in traced.wrt] for _ in traced.results]
 
 
 def argument_names(program: Program, argnums: Argnums) -> tuple[tuple[str, ...], bool]:

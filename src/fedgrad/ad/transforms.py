@@ -1,4 +1,4 @@
-"""`grad`, `value_and_grad`, `jacobian`, `jvp`, `vjp`: each takes a program and gives a program.
+"""`grad`, `jacobian`, `hessian`, `jvp`, `vjp`: each takes a program and gives a program.
 
     grad: (x@server -> y@server) -> (x@server -> dy/dx@server)
 
@@ -8,7 +8,7 @@ What is differentiated may also be at clients; then the derivative is there too,
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,78 +16,74 @@ import jax.numpy as jnp
 from fedgrad.ad.activity import is_float
 from fedgrad.ad.derivative import like, pulled_back
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.request import Argnums, Request, argument_names, floating
+from fedgrad.ad.request import Argnums, Mode, Request, argument_names, floating
 from fedgrad.core.arguments import read_inside
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.placement import Placement
 from fedgrad.core.program import Program
 from fedgrad.core.trace import note, struct
 
-Mode = Literal["auto", "forward", "reverse", "mixed"]
-
 
 def grad(
     program: Program,
     argnums: Argnums = 0,
-    mode: Mode = "auto",
-    cost: CostModel | None = None,
+    mode: Mode | CostModel = "auto",
     has_aux: bool = False,
-    recompute: bool = False,
 ) -> Program:
     """The gradient of a program whose result is one number at the server, as a program.
 
     `argnums`: which arguments, by position or name. `mode`: "forward", "reverse", "mixed", or
-    "auto" for the cheapest mix of them by `cost`. `has_aux`: the program returns (y, aux), the
-    gradient (dy, aux). `recompute`: in reverse mode, clients are sent again what they would
-    otherwise have to remember; it is a property of the program that is run, so inside of another
-    program that one's own counts. Leaves that are not floating get None.
+    "auto" for the cheapest mix of them; a `fg.CostModel` says what is cheap. `has_aux`: the program
+    returns (y, aux), the gradient (dy, aux). Leaves that are not floating get None.
     """
-    options = (mode, cost, has_aux, recompute)
-    return _derived("grad", program, argnums, *options, lambda y, d: d)
+    return _derived("grad", program, argnums, mode, has_aux, lambda y, d: d)
 
 
 def value_and_grad(
     program: Program,
     argnums: Argnums = 0,
-    mode: Mode = "auto",
-    cost: CostModel | None = None,
+    mode: Mode | CostModel = "auto",
     has_aux: bool = False,
-    recompute: bool = False,
 ) -> Program:
     """Like `fg.grad`, and the value: (y, dy), or ((y, aux), dy) with `has_aux`."""
-    options = (mode, cost, has_aux, recompute)
-    return _derived("value_and_grad", program, argnums, *options, lambda y, d: (y, d))
+    return _derived("value_and_grad", program, argnums, mode, has_aux, lambda y, d: (y, d))
 
 
 def jacobian(
     program: Program,
     argnums: Argnums = 0,
-    mode: Mode = "auto",
-    cost: CostModel | None = None,
+    mode: Mode | CostModel = "auto",
     has_aux: bool = False,
-    recompute: bool = False,
 ) -> Program:
     """The Jacobian of a program, in the form of `jax.jacobian`: the tree of the result, with the
     tree of the argument at each leaf."""
-    options = (mode, cost, has_aux, recompute)
-    return _derived("jacobian", program, argnums, *options, lambda y, d: d)
+    return _derived("jacobian", program, argnums, mode, has_aux, lambda y, d: d)
+
+
+def hessian(
+    program: Program,
+    argnums: Argnums = 0,
+    mode: Mode | CostModel = "auto",
+    has_aux: bool = False,
+) -> Program:
+    """The Hessian of a program whose result is one number, in the form of `jax.hessian`: the
+    Jacobian of its gradient."""
+    return jacobian(grad(program, argnums, mode, has_aux), argnums, mode, has_aux)
 
 
 def _derived(
     name: str,
     program: Program,
     argnums: Argnums,
-    mode: str,
-    cost: CostModel | None,
+    mode: Mode | CostModel,
     has_aux: bool,
-    recompute: bool,
     pack: Callable[[Any, Any], Any],
 ) -> Program:
     """The derivative as a program; the same object if the same is asked for again."""
     names, single = argument_names(program, argnums)
     scalar = name != "jacobian"
     with_value = name == "value_and_grad"
-    request = Request(_bare(program), names, single, mode, cost, has_aux, scalar, with_value)
+    request = Request(_bare(program), names, single, mode, has_aux, scalar, with_value)
 
     def fun(*args: Any, **kwargs: Any) -> Any:
         (y, aux), d, taken = request.run(args, kwargs)
@@ -101,12 +97,11 @@ def _derived(
         return Program(
             fun,
             dict(program.placements),
-            recompute=recompute or program.recompute,
             derived=True,
             signature=program.signature,
         )
 
-    key = (name, names, single, mode, cost, has_aux, recompute)
+    key = (name, names, single, mode, has_aux)
     return _like_it(program, program.once(key, make))
 
 
@@ -161,14 +156,14 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
     return _like_it(program, made)
 
 
-def vjp(program: Program, argnums: Argnums = 0, recompute: bool = False) -> Program:
+def vjp(program: Program, argnums: Argnums = 0) -> Program:
     """(*args, cotangent) -> (y, dx): pulls a cotangent of the result back, in reverse mode.
 
     If the program has default arguments, pass `cotangent` by name.
     """
     names, single = argument_names(program, argnums)
     bare = _bare(program)
-    request = Request(bare, names, single, "reverse", None, False, False)
+    request = Request(bare, names, single, "reverse", False, False)
 
     def run(bound: dict[str, Any], cotangent: Any) -> Any:
         arguments = read_inside(bare, bound)
@@ -182,8 +177,8 @@ def vjp(program: Program, argnums: Argnums = 0, recompute: bool = False) -> Prog
         outputs, row = pulled_back(traced, inputs, cotangents)
         return jax.tree.unflatten(tree, outputs), request.by_argument(row, arguments)
 
-    key = ("vjp", names, single, recompute)
-    made = program.once(key, lambda: _extended(bare, run, "vjp", "cotangent", None, recompute))
+    key = ("vjp", names, single)
+    made = program.once(key, lambda: _extended(bare, run, "vjp", "cotangent", None))
     return _like_it(program, made)
 
 
@@ -193,7 +188,6 @@ def _extended(
     name: str,
     extra: str,
     placement: Placement | None,
-    recompute: bool = False,
 ) -> Program:
     """A program with one more argument at the end."""
     # Behind arguments with defaults it needs one too; being without it is found out when called.
@@ -222,8 +216,7 @@ def _extended(
     placements = dict(program.placements)
     if placement is not None:
         placements[extra] = placement
-    again = recompute or program.recompute
-    return Program(fun, placements, recompute=again, derived=True, signature=signature)
+    return Program(fun, placements, derived=True, signature=signature)
 
 
 def _check_like(found: Any, wanted: Any, where: str, what: str, like: str) -> None:

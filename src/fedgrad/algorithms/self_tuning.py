@@ -104,8 +104,7 @@ def self_tuning(
         require_effect(algorithm.round.name, model, state.learned)
         return step(state, hyper, cohort, key, more)
 
-    how = {"cost": mode} if isinstance(mode, CostModel) else {"mode": mode}
-    step = steps[schedule](train, loss, judges.placement, how)
+    step = steps[schedule](train, loss, judges.placement, mode)
 
     def init(params: Any, hyper: Any = None) -> TunedState:
         names_of.select(hyper, names)  # which of them are schedules may be other than above
@@ -181,7 +180,7 @@ def self_tuning(
 Step = Callable[[TunedState, Any, Any, jax.Array, Any], Any]
 
 
-def _serial(train: Any, loss: Program, at: Placement, how: Any) -> Step:
+def _serial(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) -> Step:
     def outcome(
         raw: Any, state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any
     ) -> Any:
@@ -189,7 +188,7 @@ def _serial(train: Any, loss: Program, at: Placement, how: Any) -> Step:
         return loss(inner.params, gradient_cohort), (inner, metrics)
 
     placed = program(outcome, cohort=CLIENTS, gradient_cohort=at)
-    derived = value_and_grad(placed, "raw", has_aux=True, **how)
+    derived = value_and_grad(placed, "raw", mode, has_aux=True)
 
     def step(state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any) -> Any:
         (value, (inner, metrics)), gradient = derived(
@@ -200,13 +199,13 @@ def _serial(train: Any, loss: Program, at: Placement, how: Any) -> Step:
     return step
 
 
-def _parallel(train: Any, loss: Program, at: Placement, how: Any) -> Step:
+def _parallel(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) -> Step:
     def trained(raw: Any, state: TunedState, hyper: Any, cohort: Any, key: Any) -> Any:
         inner, metrics = train(raw, state, hyper, cohort, key)
         return inner.params, (inner, metrics)
 
-    derived = jacobian(program(trained, cohort=CLIENTS), "raw", has_aux=True, **how)
-    slope = value_and_grad(loss, "params", **how)
+    derived = jacobian(program(trained, cohort=CLIENTS), "raw", mode, has_aux=True)
+    slope = value_and_grad(loss, "params", mode)
 
     def step(state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any) -> Any:
         sensitivity, (inner, metrics) = derived(state.learned, state, hyper, cohort, key)

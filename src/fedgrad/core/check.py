@@ -58,6 +58,7 @@ def check(
     nested: bool = False,
     to_derive: bool = False,
     derived: bool = False,
+    source: Any = None,
 ) -> Graph:
     """Place every value of a traced program.
 
@@ -66,10 +67,10 @@ def check(
     it: functions with custom derivatives stay whole even if they communicate, and JAX still knows
     the client's index by itself.
     `derived`: it is a derivative, in which the communication of a cond may have become dead; who
-    decides is the server all the same.
+    decides is the server all the same. `source`: the line that all of it belongs to, if to one.
     """
     reader = _Reader(nested, to_derive, derived)
-    outputs = reader.run(jaxpr, inputs, None)
+    outputs = reader.run(jaxpr, inputs, source)
     return Graph(
         tuple(inputs),
         tuple(reader.equations),

@@ -34,7 +34,6 @@ class Program:
     fun: Callable[..., Any]
     placements: dict[str, Placement]
     executor: Executor | None = None
-    recompute: bool = False  # clients compute again what they would have to remember
     derived: bool = False  # it is a derivative of another program
     signature: inspect.Signature = dataclasses.field(repr=False, default=None)  # type: ignore[assignment]
     # What has been made of the program: shared by copies, so that `.on(...)` compiles only once.

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.aggregate import sums
+
 Array = jax.Array
 # (sent down, shared stores, this client's values) -> (values to sum, values that stay)
 OneClient = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
@@ -70,7 +72,7 @@ def map_sum(
     n, chunk = clients.count, clients.at_a_time
     if chunk == n:
         up, kept = _vmap(work, n, down, shared, each)
-        return [_total(_where(counts, x)) for x in up], kept
+        return [sums.stacked(x, counts) for x in up], kept
 
     def step(carry: Any, _: None) -> tuple[Any, list[Array]]:
         i, totals = carry
@@ -82,17 +84,15 @@ def map_sum(
             now = here if now is None else here & now
         mine = [jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in each]
         up, kept = _vmap(work, chunk, down, shared, mine)
-        sums = [_total(_where(now, x)) for x in up]
-        return (i + 1, [add(c, s) for c, s in zip(totals, sums, strict=True)]), kept
+        more = [sums.stacked(x, now) for x in up]
+        added = [sums.add(c, s, steps) for c, s in zip(totals, more, strict=True)]
+        return (i + 1, added), kept
 
     steps = -(-n // chunk)
-    # A few roundings are harmless; many need to be made up for.
-    add = _add_exactly if steps > 64 else _add
-    zero = [jnp.zeros(s.shape, wide(s.dtype)) for s in clients.sums]
     # The chunks are counted along: a list of their numbers would grow with the cohort.
-    first = (jnp.int32(0), [(z, z) for z in zero])
+    first = (jnp.int32(0), [sums.zero(s) for s in clients.sums])
     (_, totals), kept = jax.lax.scan(step, first, None, length=steps)
-    return [s + c for s, c in totals], [_joined(k, n, chunk) for k in kept]
+    return [sums.finish(s, s[0].dtype) for s in totals], [_joined(k, n, chunk) for k in kept]
 
 
 def _vmap(
@@ -115,45 +115,6 @@ def _for_all(one: OneClient, n: int) -> Callable[..., tuple[list[Array], list[Ar
         return jax.tree.map(lambda x: jnp.asarray(x)[None], one(down, shared, [x[0] for x in each]))
 
     return single
-
-
-# --- accurate sums ----------------------------------------------------------------------------
-
-
-def wide(dtype: Any) -> Any:
-    """The dtype in which a sum is accumulated: nothing narrower than float32."""
-    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-    return jnp.float32 if narrow else dtype
-
-
-def _total(x: Array) -> Array:
-    """Sum over the first axis in groups, so that the rounding error grows with log n and not n."""
-    x = x.astype(wide(x.dtype))
-    while x.shape[0] > 64:
-        full = x.shape[0] // 16 * 16
-        grouped = x[:full].reshape(full // 16, 16, *x.shape[1:]).sum(1, dtype=x.dtype)
-        x = jnp.concatenate([grouped, x[full:]]) if full < x.shape[0] else grouped
-    return x.sum(0, dtype=x.dtype)
-
-
-def _add(carry: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
-    return carry[0] + x, carry[1]
-
-
-def _add_exactly(carry: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
-    """Compensated addition: the second number is what rounding has lost of the sum so far."""
-    total, lost = carry
-    new = total + x
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return new, lost
-    shown = new - total
-    return new, lost + ((total - (new - shown)) + (x - shown))
-
-
-def _where(mask: Array | None, x: Array) -> Array:
-    if mask is None:
-        return x
-    return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))
 
 
 def _joined(kept: Array, n: int, chunk: int) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.program import Program
 from fedgrad.executors.devices import Devices
@@ -27,10 +28,12 @@ class Local:
     it, clients also remember nothing between rounds (they compute it again), so that memory does
     not grow with the cohort in any mode of differentiation.
     `devices`: over how many local devices the clients are dealt; by default all.
+    `aggregator`: how sums are computed.
     """
 
     chunk: int | None = None
     devices: int | None = None
+    aggregator: Aggregator = plain
 
     def __post_init__(self) -> None:
         for name in ("chunk", "devices"):
@@ -40,7 +43,8 @@ class Local:
         """The program as a function of its arguments by name."""
         chosen = jax.local_devices()[: self.devices]
         devices = Devices(jax.sharding.Mesh(chosen, ("devices",)), "devices")
-        run = compile_program(program, self.chunk, devices if len(chosen) > 1 else None)
+        over = devices if len(chosen) > 1 else None
+        run = compile_program(program, self.chunk, over, self.aggregator)
         if len(chosen) == len(jax.local_devices()):
             return run
         return lambda arguments: run(placed(program, devices, arguments))

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.clients.cohort import Population
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.program import Program
@@ -28,11 +29,13 @@ class Mesh:
     `mesh`: by default one axis over all devices of all processes.
     `axis`: the one that clients are spread over; along others the same work is repeated.
     `chunk`: how many clients a device runs at a time, as in `local`.
+    `aggregator`: how sums are computed.
     """
 
     mesh: jax.sharding.Mesh | None = None
     axis: str = "clients"
     chunk: int | None = None
+    aggregator: Aggregator = plain
 
     def __post_init__(self) -> None:
         require_positive("mesh", "chunk", self.chunk)
@@ -61,7 +64,7 @@ class Mesh:
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
         """The program as a function of its arguments by name."""
         devices = self.devices
-        run = compile_program(program, self.chunk, devices)
+        run = compile_program(program, self.chunk, devices, self.aggregator)
         return lambda arguments: run(placed(program, devices, arguments))
 
     def shard(self, own: Any) -> Any:

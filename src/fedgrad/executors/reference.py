@@ -5,20 +5,20 @@ It is slow and it is meant to be read. Every other executor is tested against it
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fedgrad.aggregate.aggregator import Aggregator, plain
+from fedgrad.aggregate.sums import in_order
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
 from fedgrad.core.graph import Exchange, Value
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
-from fedgrad.executors.clients import wide
 from fedgrad.executors.walk import InPython
-from fedgrad.plan.plan import make_plan
+from fedgrad.plan.plan import ready_plan
 
 # Called for each client in each round with (placement, client, values sent down, values sent up).
 Observer = Callable[[str, int, list[Any], list[Any]], None]
@@ -30,13 +30,14 @@ class Reference:
 
     observe: Observer | None = None
     recompute: bool = False
+    aggregator: Aggregator = plain
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
         """The program as a function of its arguments by name."""
 
         def run(arguments: dict[str, Any]) -> Any:
             args = read_arguments(program, arguments)
-            plan = make_plan(program, args, self.recompute)
+            plan = ready_plan(program, args, self.recompute, self.aggregator)
             walk = _OneByOne(args.clients, args.indices, self.observe)
             inputs = [walk.split(v, leaf) for v, leaf in zip(args.values, args.leaves, strict=True)]
             outputs = walk.run(plan.graph, inputs)
@@ -94,8 +95,7 @@ class _OneByOne(InPython):
 
 
 def _sum(column: Any) -> Any:
-    dtype = jnp.result_type(column[0])
-    return reduce(lambda a, b: a + b, [jnp.asarray(x, wide(dtype)) for x in column]).astype(dtype)
+    return in_order([jnp.asarray(x) for x in column])
 
 
 def _stack(column: Any) -> Any:

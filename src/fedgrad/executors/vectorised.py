@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.aggregate.aggregator import Aggregator
 from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.control import Scan
 from fedgrad.core.errors import PlanError
@@ -23,18 +24,19 @@ from fedgrad.executors.seats import Seats, at_home, dealt, whole
 from fedgrad.executors.sharded import by_device
 from fedgrad.executors.slices import one_by_one
 from fedgrad.executors.walk import Walk
-from fedgrad.plan.plan import Plan, make_plan
+from fedgrad.plan.plan import Plan, ready_plan
 
 
 def compile_program(
-    program: Program, chunk: int | None, devices: Devices | None
+    program: Program, chunk: int | None, devices: Devices | None, aggregator: Aggregator
 ) -> Callable[[dict[str, Any]], Any]:
     """The program as a function of its arguments by name. `chunk`: how many clients run at a time;
-    `devices`: on which they are spread, if on several."""
+    `devices`: on which they are spread, if on several; `aggregator`: how they are summed."""
     names = tuple(program.signature.parameters)
 
     def run(*values: Any) -> Any:
-        return _run(program, chunk, devices, dict(zip(names, values, strict=True)))
+        arguments = dict(zip(names, values, strict=True))
+        return _run(program, chunk, devices, aggregator, arguments)
 
     run.__name__ = program.name
     compiled = jax.jit(run)
@@ -51,13 +53,17 @@ def compile_program(
 
 
 def _run(
-    program: Program, chunk: int | None, devices: Devices | None, arguments: dict[str, Any]
+    program: Program,
+    chunk: int | None,
+    devices: Devices | None,
+    aggregator: Aggregator,
+    arguments: dict[str, Any],
 ) -> Any:
     resident = devices is not None and devices.resident
     if devices is not None and resident:
         arguments = {name: by_device(a, devices) for name, a in arguments.items()}
     args = read_arguments(program, arguments)
-    plan = make_plan(program, args, recompute=chunk is not None)
+    plan = ready_plan(program, args, chunk is not None, aggregator)
     if not resident and max(args.clients.values(), default=1) == 1:
         devices = None  # a client alone is faster with all cores
     seats = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.graph import Graph, Value
@@ -127,16 +128,24 @@ def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
         raise ArgumentError.here(
             f"fg.plan takes a program, got {program!r}. Decorate it with @fg.program(...)."
         )
-    return make_plan(program, read_arguments(program, program.bind(args, kwargs)))
+    return ready_plan(program, read_arguments(program, program.bind(args, kwargs)))
 
 
-def make_plan(program: Program, arguments: Arguments, recompute: bool = False) -> Plan:
+def ready_plan(
+    program: Program,
+    arguments: Arguments,
+    recompute: bool = False,
+    aggregator: Aggregator | None = None,
+) -> Plan:
+    """The plan of a program as it is run. `recompute`: clients remember nothing between rounds.
+    `aggregator`: how sums are computed; by default as the program's executor does."""
     traced = trace(program, arguments)
     taken = traced.taken
-    again = recompute or program.recompute or taken.recompute
+    again = recompute or taken.recompute
+    default: Aggregator = getattr(program.executor, "aggregator", plain)
     return Plan(
         program.name,
-        cut(traced.graph, again),
+        (aggregator or default).applied(cut(traced.graph, again)),
         arguments.clients,
         traced.outputs,
         taken.rules,

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.request import Argnums
+from fedgrad.ad.request import Argnums, Mode
 from fedgrad.ad.transforms import grad, jacobian
 from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.program import Program
@@ -14,7 +14,7 @@ from fedgrad.plan.plan import Plan, plan
 from fedgrad.show.numbers import count, memory, price
 from fedgrad.show.terminal import plain, printed
 
-MODES = ("forward", "reverse", "mixed", "auto")
+MODES: tuple[Mode, ...] = ("forward", "reverse", "mixed", "auto")
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,8 @@ def explain(
     derive = grad if scalar else jacobian
     rows = []
     for mode in MODES:
-        chosen = {"cost": cost} if mode == "auto" else {}
         try:
-            derived = derive(program, argnums, mode=mode, has_aux=has_aux, **chosen)  # type: ignore[arg-type]
+            derived = derive(program, argnums, cost if mode == "auto" else mode, has_aux)
             row = plan(derived, *args, **kwargs)
         except PlanError as error:
             rows.append(Row(mode, None, None, False, str(error)))

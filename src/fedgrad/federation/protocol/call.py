@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.aggregate.sums import in_order
 from fedgrad.core.graph import Equation, Exchange, Graph, Round
 from fedgrad.core.placement import is_client
-from fedgrad.executors.clients import wide
 from fedgrad.executors.walk import InPython
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.messages import Messages, Work
@@ -122,9 +122,4 @@ class Call(InPython):
 
 
 def _sum(column: Sequence[np.ndarray[Any, Any]]) -> Any:
-    """The sum in the order of the cohort, so that the same answers give the same digits."""
-    dtype = column[0].dtype
-    total = column[0].astype(wide(dtype))
-    for x in column[1:]:
-        np.add(total, x.astype(total.dtype, copy=False), out=total)
-    return jnp.asarray(total.astype(dtype))
+    return jnp.asarray(in_order(column))

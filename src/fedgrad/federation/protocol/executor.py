@@ -9,6 +9,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.clients.cohort import Cohort
 from fedgrad.core.arguments import Arguments, parts, read_arguments
 from fedgrad.core.errors import ArgumentError, CohortError, PlanError, nearest
@@ -27,7 +28,7 @@ from fedgrad.federation.protocol.report import Report
 from fedgrad.federation.protocol.signing import sign
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
 from fedgrad.federation.protocol.values import NodeValue, Place, Versions, choose, handles
-from fedgrad.plan.plan import make_plan
+from fedgrad.plan.plan import ready_plan
 
 
 class Flower:
@@ -40,10 +41,10 @@ class Flower:
     and fails if they were in a sum that the server has seen already; or "restart", which begins
     again without them then, and so shows the server what they had sent. `non_finite`: "missing"
     takes NaN and infinity for no answer, "allow" for an answer.
-    `over_select`: ask so many times as many clients as a cohort wants, and take the first.
     `at_least`: fewer clients are no result. `recompute`: clients compute again what they would have
-    to remember. `signing_key`: the operator's Ed25519 key (PEM, or a path), for sites that allow
-    what is signed. `platforms`: what the stages are compiled for.
+    to remember. `aggregator`: how sums are computed. `signing_key`: the operator's Ed25519 key
+    (PEM, or a path), for sites that allow what is signed. `platforms`: what the stages are compiled
+    for.
     """
 
     remembers = True
@@ -55,19 +56,19 @@ class Flower:
         deadline: float = 60.0,
         missing: str = "fail",
         non_finite: str = "missing",
-        over_select: float = 1.0,
         at_least: int = 1,
         recompute: bool = False,
+        aggregator: Aggregator = plain,
         signing_key: bytes | str | Path | None = None,
         platforms: tuple[str, ...] = PLATFORMS,
         **connection: Any,
     ) -> None:
         _one_of("missing", missing, ["fail", "drop", "restart"])
         _one_of("non_finite", non_finite, ["missing", "allow"])
-        if deadline <= 0 or over_select < 1 or at_least < 1:
+        if deadline <= 0 or at_least < 1:
             raise ArgumentError.here(
-                f"flower(deadline={deadline}, over_select={over_select}, at_least={at_least}): "
-                "a deadline is positive, and the others are at least 1."
+                f"flower(deadline={deadline}, at_least={at_least}): a deadline is positive, and "
+                "there is at least 1 client."
             )
         if isinstance(signing_key, (str, Path)):
             signing_key = Path(signing_key).read_bytes()
@@ -81,7 +82,7 @@ class Flower:
             at_least=at_least,
             signing_key=signing_key,
         )
-        self.over_select, self.recompute, self.platforms = over_select, recompute, platforms
+        self.recompute, self.aggregator, self.platforms = recompute, aggregator, platforms
         self.federation = _federation(federation, deadline, connection)
         self._reports = threading.local()
         # What was prepared of a program, by its function: it ends with the program, or with us.
@@ -116,12 +117,15 @@ class Flower:
         return values(self.federation, part, self._attendance(which, expect, wait))
 
     def population(
-        self, part: str = "", *, expect: Any = None, wait: float = 0.0
+        self, part: str = "", *, over_select: float = 1.0, expect: Any = None, wait: float = 0.0
     ) -> NodePopulation:
         """All clients, with examples of which each has its own number: for `fg.fit`, and for
-        cohorts by `population.sample(key, size)`. `expect` and `wait` as in `clients`."""
+        cohorts by `population.sample(key, size)`. `expect` and `wait` as in `clients`.
+        `over_select`: ask so many times as many clients as a cohort wants, and take the first."""
+        if over_select < 1:
+            raise ArgumentError.here(f"population(over_select={over_select}): it is at least 1.")
         everyone = examples(self.federation, part, self._attendance(None, expect, wait))
-        return NodePopulation(everyone, self.over_select)
+        return NodePopulation(everyone, over_select)
 
     def _attendance(self, which: Any, expect: Any, wait: float) -> Attendance:
         return Attendance.read(self.terms.drop, which, expect, wait)
@@ -136,7 +140,7 @@ class Flower:
         named = program.bind(args, kwargs)
         _check_arguments(program, named)
         arguments = read_arguments(program, named)
-        made = make_plan(program, arguments, self.recompute)
+        made = ready_plan(program, arguments, self.recompute, self.aggregator)
         places = _at_clients(arguments)
         exported = Exported(made, self.platforms)
         clients = {c for place in places if isinstance(place, Versions) for c in place.remotes}
@@ -155,9 +159,9 @@ class Flower:
 
         def prepare(arguments: Arguments) -> Prepared:
             x64 = jax.dtypes.canonicalize_dtype(float)
-            key = (arguments.key, x64, program.client_placements, program.recompute)
+            key = (arguments.key, x64, program.client_placements)
             if key not in ready:
-                made = make_plan(program, arguments, self.recompute)
+                made = ready_plan(program, arguments, self.recompute, self.aggregator)
                 ready[key] = Prepared(made, self.platforms)
             return ready[key]
 

@@ -1,0 +1,100 @@
+"""Other ways to sum: a pass from plan to plan, after differentiation.
+
+An aggregator works on *the list of sums of one message*. Its `encode` ends the client's stage, its
+`decode` begins the server's work behind that round, in loops too. What is encoded are ordinary
+arrays that are summed like all others, so whatever reads the plan (traffic, audit, drawing,
+exported stages) shows what really crosses.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from fedgrad.core.check import check
+from fedgrad.core.errors import PlanError
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, fold
+from fedgrad.core.placement import SERVER
+from fedgrad.core.primitives import jax_primitives
+
+Arrays = Sequence[jax.Array]
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """How the sums of a message are computed.
+
+    `encode`: at one client, the values that are to be summed -> the arrays that it sends.
+    `decode`: at the server, the sums of those arrays, and the values to be summed as shapes and
+    dtypes -> the sums of the values.
+    """
+
+    name: str
+    encode: Callable[[Arrays], Arrays]
+    decode: Callable[[Arrays, Sequence[jax.ShapeDtypeStruct]], Arrays]
+
+    def applied(self, plan: Graph) -> Graph:
+        """The same plan, in which every message is summed this way."""
+        return plan if self is plain else fold(plan, self._graph)
+
+    def _graph(self, graph: Graph, inside: list[list[Graph]]) -> Graph:
+        equations: list[Equation] = []
+        for equation, bodies in zip(graph.equations, inside, strict=True):
+            if isinstance(equation, Round):
+                pairs = [self._exchange(x) for x in equation.exchanges]
+                equations.append(Round.of([x for x, _ in pairs]))
+                equations += [e for _, decoding in pairs for e in decoding]
+            elif bodies:
+                equations.append(dataclasses.replace(equation, bodies=tuple(bodies)))
+            else:
+                equations.append(equation)
+        return dataclasses.replace(graph, equations=tuple(equations))
+
+    def _exchange(self, x: Exchange) -> tuple[Exchange, tuple[Equation, ...]]:
+        """An exchange whose stage ends with encoding, and the decoding behind it."""
+        if not x.up:
+            return x, ()
+        values, totals = [v for v, _ in x.up], [total for _, total in x.up]
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
+        encoding = _equations(self.encode, values)
+        sent = [Value(v.aval, SERVER, v.origin) for v in encoding.outputs]
+        decoding = _equations(lambda sums: self.decode(sums, shapes), sent)
+        _check(self.name, decoding.outputs, totals)
+        stage = dataclasses.replace(
+            x.stage,
+            equations=(*x.stage.equations, *encoding.equations),
+            outputs=(*encoding.outputs, *x.kept),
+        )
+        up = tuple(zip(encoding.outputs, sent, strict=True))
+        named = [
+            Equation(jax_primitives.copy_p, {}, (found,), (total,), SERVER, _source(total))
+            for found, total in zip(decoding.outputs, totals, strict=True)
+        ]
+        exchange = dataclasses.replace(x, stage=stage, up=up)
+        return exchange, (*decoding.equations, *named)
+
+
+plain = Aggregator("plain", lambda values: values, lambda sums, shapes: sums)
+
+
+def _equations(fun: Callable[[Any], Arrays], values: Sequence[Value]) -> Graph:
+    """A function of arrays as equations between values; they belong to the line of the first."""
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
+    jaxpr = jax.make_jaxpr(lambda *xs: list(fun(list(xs))))(*structs)
+    return check(jaxpr, values, nested=True, source=_source(values[0]))
+
+
+def _source(value: Value) -> Any:
+    return value.origin[1] if isinstance(value.origin, tuple) else None
+
+
+def _check(name: str, found: Sequence[Value], wanted: Sequence[Value]) -> None:
+    shapes = [str(v.aval.strip_weak_type()) for v in found]
+    expected = [str(v.aval.strip_weak_type()) for v in wanted]
+    if shapes != expected:
+        raise PlanError.here(
+            f"the aggregator {name!r} decodes {shapes} where the sums are {expected}: decode gives "
+            "one array for each value that was encoded, of its shape and dtype."
+        )

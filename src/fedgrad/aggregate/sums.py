@@ -1,0 +1,66 @@
+"""The arithmetic of sums over clients, for every executor.
+
+Nothing is added up in a dtype narrower than float32; sums of many parts make up for rounding. How
+partial sums travel between devices or nodes is somebody else's affair.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Sum = tuple[Array, Array]  # the sum so far, and what rounding has lost of it
+
+FEW = 64  # parts whose roundings are harmless
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype in which a sum is accumulated."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return jnp.float32 if narrow else dtype
+
+
+def in_order(parts: Sequence[Any]) -> Any:
+    """The sum of what clients sent, one after another: the same answers give the same digits."""
+    dtype = parts[0].dtype
+    total = parts[0].astype(wide(dtype))  # a copy, so that NumPy can add in place
+    for part in parts[1:]:
+        total += part.astype(wide(dtype))
+    return finish((total, 0), dtype)
+
+
+def stacked(x: Array, counts: Array | None = None) -> Array:
+    """Sum over the first axis, of those who count, in groups: so that the rounding error grows
+    with log n and not with n."""
+    if counts is not None:
+        x = jnp.where(counts.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))
+    x = x.astype(wide(x.dtype))
+    while x.shape[0] > FEW:
+        full = x.shape[0] // 16 * 16
+        grouped = x[:full].reshape(full // 16, 16, *x.shape[1:]).sum(1, dtype=x.dtype)
+        x = jnp.concatenate([grouped, x[full:]]) if full < x.shape[0] else grouped
+    return x.sum(0, dtype=x.dtype)
+
+
+def zero(aval: Any) -> Sum:
+    """A sum of nothing."""
+    nothing = jnp.zeros(aval.shape, wide(aval.dtype))
+    return nothing, nothing
+
+
+def add(so_far: Sum, x: Array, parts: int) -> Sum:
+    """One more of so many parts: a few roundings are harmless, many are made up for."""
+    total, lost = so_far
+    new = total + x
+    if parts <= FEW or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return new, lost
+    shown = new - total
+    return new, lost + ((total - (new - shown)) + (x - shown))
+
+
+def finish(so_far: tuple[Any, Any], dtype: Any) -> Any:
+    """The sum in its own dtype."""
+    total, lost = so_far
+    return (total + lost).astype(dtype)
