@@ -33,7 +33,7 @@ class ServerState:
     optimizer: Any
     rounds: Any = None  # how many there were, where a schedule has to know
 
-    def after(self, made: Any, update: Any, **measured: Any) -> "ServerState":
+    def step(self, made: Any, update: Any, **measured: Any) -> "ServerState":
         """The next one: a step of the server's optimizer, with the mean update for a gradient."""
         params, kept = apply(made, update, self.optimizer, self.params, **measured)
         return ServerState(params, kept, None if self.rounds is None else self.rounds + 1)
@@ -102,7 +102,7 @@ def fed_opt(
         update, value = train(broadcast(state.params), examples, theirs, client_key(key))
         sent = {"update": update, "loss": value, "measured": measure(update) if measure else {}}
         got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
-        new = state.after(ours.build(hyper["server"]), got["update"], **got["measured"])
+        new = state.step(ours.build(hyper["server"]), got["update"], **got["measured"])
         return new, Metrics(loss=got["loss"])
 
     return Algorithm(init, round, defaults, loss)

@@ -103,7 +103,7 @@ def scaffold(
         )
         sent = {"update": update, "loss": value}
         got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
-        server = state.server.after(ours.build(hyper["server"]), got["update"])
+        server = state.server.step(ours.build(hyper["server"]), got["update"])
         new = ScaffoldState(server, jax.tree.map(jnp.add, state.control, sum(moved)))
         return new, Metrics(loss=got["loss"]), ScaffoldClient(control, share)
 
