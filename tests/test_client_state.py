@@ -141,27 +141,9 @@ def train(algorithm=ALGORITHM, clients=POPULATION, rounds=6, **options):
     )
 
 
-@functools.cache
 def cohorts(rounds):
-    """Whom `fit` asks: with the same key the same clients, whatever they do."""
-    seen = []
-
-    def watched(params, batch):
-        return loss(params, batch)
-
-    spy = fg.fed_avg(watched, ordered())
-
-    @fg.program(cohort=fg.CLIENTS)
-    def round(state, hyper, cohort, key):
-        new, metrics = spy.round(state, hyper, cohort, key)
-        who = jnp.zeros(len(CLIENTS[0]["y"]) + 1).at[cohort.count].set(1.0)
-        return new, dataclasses.replace(metrics, extra={"sizes": fg.sum(who)})
-
-    result = train(dataclasses.replace(spy, round=round), rounds=rounds)
-    sizes = by_hand.sizes_of(CLIENTS).tolist()
-    for row in result.history["sizes"]:
-        seen.append([sizes.index(size) for size in np.flatnonzero(row)])
-    return seen
+    """Whom `fit` asks."""
+    return [POPULATION.indices(jax.random.key(3), 2, t + 1) for t in range(rounds)]
 
 
 @pytest.mark.parametrize("where", ["local", "mesh", "mesh population"])

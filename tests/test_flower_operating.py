@@ -399,10 +399,10 @@ def test_what_is_absent_is_named(absent, module, said):
     code = f"""
         import sys
         sys.modules[{absent!r}] = None
-        from fedgrad.federation.flower.connection import EngineError
+        from fedgrad.core.errors import MissingExtra
         try:
             import fedgrad.federation.{module}
-        except EngineError as error:
+        except MissingExtra as error:
             print(error)
     """
     ran = subprocess.run(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedgrad as fg
+from fedgrad.core.errors import MissingExtra
 from fedgrad.tasks import TASKS, TaskError, classifier, split, task
 from fedgrad.tasks.synthetic import draw
 
@@ -297,7 +298,7 @@ def test_digits_gives_every_client_a_few_examples_of_all():
 
 def test_digits_without_scikit_learn_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(TaskError, match=r"pip install 'fedgrad\[tasks\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'fedgrad\[tasks\]'"):
         task("digits")
 
 

@@ -69,7 +69,7 @@ class Aggregator:
         )
         up = tuple(zip(encoding.outputs, sent, strict=True))
         named = [
-            Equation(jax_primitives.copy_p, {}, (found,), (total,), SERVER, _source(total))
+            Equation(jax_primitives.copy_p, {}, (found,), (total,), SERVER, total.origin.source)
             for found, total in zip(decoding.outputs, totals, strict=True)
         ]
         exchange = dataclasses.replace(x, stage=stage, up=up)
@@ -83,11 +83,7 @@ def _equations(fun: Callable[[Any], Arrays], values: Sequence[Value]) -> Graph:
     """A function of arrays as equations between values; they belong to the line of the first."""
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
     jaxpr = jax.make_jaxpr(lambda *xs: list(fun(list(xs))))(*structs)
-    return check(jaxpr, values, nested=True, source=_source(values[0]))
-
-
-def _source(value: Value) -> Any:
-    return value.origin[1] if isinstance(value.origin, tuple) else None
+    return check(jaxpr, values, nested=True, source=values[0].origin.source)
 
 
 def _check(name: str, found: Sequence[Value], wanted: Sequence[Value]) -> None:

@@ -1,15 +1,14 @@
 """`fedgrad explain`: what differentiating a program costs."""
 
 import argparse
-import importlib
-import sys
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from fedgrad.ad.planner import CostModel
-from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.core.errors import ArgumentError
+from fedgrad.core.imported import attribute_of, imported
 from fedgrad.core.program import Program
 from fedgrad.show.explain import explain
 
@@ -44,10 +43,10 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan of the program and the table of modes."""
-    module, program = _load(options.program)
+    module, program = imported(options.program, "a program as module:name")
     if not isinstance(program, Program):
         raise ArgumentError(f"{options.program} is not a program but {type(program).__name__}.")
-    arguments = _attribute(module, options.arguments)
+    arguments = attribute_of(module, options.arguments)
     arguments = arguments() if callable(arguments) else arguments
     if not isinstance(arguments, tuple | list):
         kind = type(arguments).__name__
@@ -67,24 +66,3 @@ def run(options: argparse.Namespace) -> int:
     if options.draw:
         explanation.program.draw(options.draw)
     return 0
-
-
-def _load(name: str) -> tuple[Any, Any]:
-    path, _, attribute = name.partition(":")
-    if not attribute:
-        raise ArgumentError(f"Name a program as module:name, got {name!r}.")
-    sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        raise ArgumentError(f"There is no module {path!r} here: {error}.") from None
-    except Exception as error:
-        raise ArgumentError(f"{path} fails to import: {type(error).__name__}: {error}") from error
-    return module, _attribute(module, attribute)
-
-
-def _attribute(module: Any, name: str) -> Any:
-    if not hasattr(module, name):
-        known = [n for n in vars(module) if not n.startswith("_")]
-        raise ArgumentError(f"{module.__name__} has no {name!r}." + nearest(name, known))
-    return getattr(module, name)

@@ -125,8 +125,6 @@ def prepare(asked: Tuning) -> Prepared:
     try:
         made = task(asked.task, **asked.task_option)
     except (TaskError, TypeError, ValueError) as error:
-        if isinstance(error.__cause__, ImportError):
-            raise
         raise ArgumentError(str(error)) from error
     command = asked.command()
     asked = replace(

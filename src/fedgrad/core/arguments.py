@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedgrad.core.errors import ArgumentError, CohortError
-from fedgrad.core.graph import Value
+from fedgrad.core.graph import Origin, Value
 from fedgrad.core.placement import SERVER
 from fedgrad.core.program import Program
 
@@ -125,7 +125,7 @@ def _read(
             aval = jax.core.ShapedArray(aval.shape[1:], aval.dtype)
         names.append(name)
         leaves.append(array)
-        values.append(Value(aval, at, label, shared=shared))
+        values.append(Value(aval, at, Origin(label), shared=shared))
     return Arguments(
         leaves,
         values,

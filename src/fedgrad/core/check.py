@@ -13,7 +13,7 @@ import numpy as np
 
 from fedgrad.core.control import cond_of, scan_of, while_of
 from fedgrad.core.errors import PlacementError, PlanError
-from fedgrad.core.graph import Equation, Graph, Value
+from fedgrad.core.graph import Equation, Graph, Origin, Value
 from fedgrad.core.misuse import (
     join_carry,
     refuse_broadcast,
@@ -46,7 +46,6 @@ from fedgrad.core.primitives import (
 # Captured arrays of more scalars than this, together, are data of the server, not constants of the
 # program: client code that used them would make every client download them, unseen.
 CAPTURE_LIMIT = 1024
-CAPTURED = "a captured array"
 
 # Operations that JAX puts in by itself: their result is still called by the name of their input.
 _SAME_TO_A_READER = {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"}
@@ -122,9 +121,10 @@ class _Reader:
             at = SERVER if of_server else ANYWHERE
             if self.nested and isinstance(constant, jax.core.Tracer):
                 at = OUTER
-            name = f"{CAPTURED} of shape {aval.shape}" if of_server else ""
+            name = f"a captured array of shape {aval.shape}" if of_server else ""
+            origin = Origin(name, captured=of_server)
             self.hidden += 0 if of_server else aval.size
-            self.literals[key] = Value(aval, at, origin=name, constant=constant)
+            self.literals[key] = Value(aval, at, origin, constant=constant)
         return self.literals[key]
 
     def captures(self, params: dict[str, Any]) -> bool:
@@ -209,11 +209,11 @@ class _Reader:
             key = None
         if key is not None and key in self.made:
             return self.made[key]
-        origin: Any = (eqn.primitive.name, source)
-        if eqn.primitive.name in _SAME_TO_A_READER and isinstance(inputs[0].origin, str):
+        origin = Origin("", eqn.primitive.name, source)
+        if eqn.primitive.name in _SAME_TO_A_READER and not inputs[0].origin.primitive:
             origin = inputs[0].origin
         placed = [v.origin for v in inputs if v.at != ANYWHERE]
-        if placed and all(isinstance(o, str) and o.startswith(CAPTURED) for o in placed):
+        if placed and all(o.captured for o in placed):
             origin = placed[0]
         outputs = tuple(Value(v.aval, at, origin) for v in eqn.outvars)
         self.equations.append(
@@ -267,7 +267,7 @@ class _Reader:
     def index(self, placement: str, aval: Any) -> Value:
         if placement not in self.indices:
             aval = aval or jax.typeof(jnp.int32(0))
-            self.indices[placement] = Value(aval, placement, origin="the client's index")
+            self.indices[placement] = Value(aval, placement, Origin("the client's index"))
         return self.indices[placement]
 
     def join(self, inputs: Sequence[Value], operation: str, source: Any) -> str:
@@ -286,7 +286,7 @@ class _Reader:
     def control_flow(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Sequence[Value]:
         read = _CONTROL_FLOW.get(eqn.primitive, _Reader.custom)
         bodies, placements = read(self, eqn, inputs, source)
-        origin = (eqn.primitive.name, source)
+        origin = Origin("", eqn.primitive.name, source)
         outputs = tuple(
             Value(v.aval, at, origin) for v, at in zip(eqn.outvars, placements, strict=True)
         )

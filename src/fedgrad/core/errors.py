@@ -1,11 +1,12 @@
 """Typed errors. A message says where in the user's code, what is wrong, and what is the fix."""
 
+import contextlib
 import difflib
 import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ParamSpec, Self, TypeVar
 
 import jax
@@ -38,6 +39,20 @@ class ArgumentError(FederatedError, TypeError):
 
 class PlanError(FederatedError):
     """A program cannot be planned, or cannot be run in the way that was asked for."""
+
+
+class MissingExtra(FederatedError):
+    """Something needs a package that is not installed: one of fedgrad's extras."""
+
+
+@contextlib.contextmanager
+def needs(what: str, extra: str) -> Iterator[None]:
+    """Around imports: what is absent is named, with the extra to install."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"{what} needs what is not installed ({error}): pip install 'fedgrad[{extra}]'."
+        raise MissingExtra.here(message) from error
 
 
 def nearest(name: str, known: list[str]) -> str:

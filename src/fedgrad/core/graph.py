@@ -14,9 +14,24 @@ import numpy as np
 
 from fedgrad.core.control import Control, While, control
 from fedgrad.core.placement import SERVER
-from fedgrad.core.primitives import Primitive, round_p
+from fedgrad.core.primitives import Primitive, round_p, where
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a value is to a reader: something with a name, or what a primitive made on a line."""
+
+    name: str = ""  # of an argument as the user wrote it, in quotes; none of a constant
+    primitive: str = ""
+    source: Any = None
+    captured: bool = False  # an array of the server that the program's code holds
+
+    def __str__(self) -> str:
+        if self.primitive:
+            return f"the result of {self.primitive} ({where(self.source)})"
+        return self.name or "a constant"
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +40,7 @@ class Value:
 
     aval: Any
     at: str
-    origin: Any = ""  # the user's name for it, or (primitive, source) of what made it
+    origin: Origin = Origin()
     shared: bool = False  # a store of examples that all simulated clients read
     constant: Any = None  # the value itself, if it is known while tracing
 

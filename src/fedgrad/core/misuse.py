@@ -5,34 +5,24 @@ from typing import NoReturn
 from fedgrad.core.errors import PlacementError
 from fedgrad.core.graph import Value
 from fedgrad.core.placement import ANYWHERE, OUTER, SERVER, is_client
-from fedgrad.core.primitives import where
-
-
-def describe(value: Value) -> str:
-    """How an error message calls a value."""
-    if isinstance(value.origin, str):
-        return value.origin or "a constant"
-    primitive, source = value.origin
-    return f"the result of {primitive} ({where(source)})"
 
 
 def refuse_broadcast(x: Value, placement: str, line: str) -> NoReturn:
     there = x.at == placement
     fix = "It is there already: use it as it is." if there else "Sum it: only sums leave clients."
     raise PlacementError(
-        f"{line}: fg.broadcast takes a value of the server, but {describe(x)} is at {x.at}. {fix}"
+        f"{line}: fg.broadcast takes a value of the server, but {x.origin} is at {x.at}. {fix}"
     )
 
 
 def refuse_sum(x: Value, placement: str, line: str) -> NoReturn:
     if x.at == SERVER:
         raise PlacementError(
-            f"{line}: fg.sum takes a value of clients, but {describe(x)} is at the server. Use it "
+            f"{line}: fg.sum takes a value of clients, but {x.origin} is at the server. Use it "
             "as it is, or fg.broadcast it first if every client should add it."
         )
     raise PlacementError(
-        f"{line}: fg.sum(..., at={placement}) of {describe(x)}, which is at {x.at}. "
-        f"Write at={x.at}."
+        f"{line}: fg.sum(..., at={placement}) of {x.origin}, which is at {x.at}. Write at={x.at}."
     )
 
 
@@ -52,7 +42,7 @@ def refuse_client_predicate(predicate: Value, operation: str, place: str) -> Non
     if is_client(predicate.at):
         raise PlacementError(
             f"{place}: the {operation} around communication branches on "
-            f"{describe(predicate)}, which is at {predicate.at}: every client would decide for "
+            f"{predicate.origin}, which is at {predicate.at}: every client would decide for "
             "itself what all of them do. Decide at the server, for example on fg.mean(...) or "
             "fg.sum(...) of it; and what a client needs inside of its own loops and branches (also "
             "in Examples.fold), broadcast before them."
@@ -64,19 +54,18 @@ def refuse_mix(placed: dict[str, Value], operation: str, line: str) -> NoReturn:
         server = placed.pop(SERVER)
         place, client = next(iter(placed.items()))
         at = "" if place == "clients" else f", at={place}"
-        name = server.origin.strip('"') if isinstance(server.origin, str) else "it"
-        why = ""
-        if name.startswith("a captured array"):
+        name, why = server.origin.name.strip('"') or "it", ""
+        if server.origin.captured:
             why = " Every client would have to download it, and nothing would show that."
             name = "it"
         raise PlacementError(
-            f"{line}: {operation}: {describe(server)} is at the server but is used "
-            f"together with {describe(client)}, which is at {place}.{why} Send it there first: "
+            f"{line}: {operation}: {server.origin} is at the server but is used "
+            f"together with {client.origin}, which is at {place}.{why} Send it there first: "
             f"fg.broadcast({name}{at})."
         )
     (a, x), (b, y) = list(placed.items())[:2]
     raise PlacementError(
-        f"{line}: {operation}: {describe(x)} is at {a} but is used together with "
-        f"{describe(y)}, which is at {b}. Clients cannot see each other: sum one of them to the "
+        f"{line}: {operation}: {x.origin} is at {a} but is used together with "
+        f"{y.origin}, which is at {b}. Clients cannot see each other: sum one of them to the "
         "server and broadcast it from there."
     )

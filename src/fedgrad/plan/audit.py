@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedgrad.core.graph import Graph, everywhere
-from fedgrad.core.misuse import describe
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import where
 from fedgrad.plan.exposure import can_dominate, traits
@@ -80,7 +79,7 @@ def audit(graph: Graph, clients: Mapping[str, int]) -> Audit:
                     tuple(sent.aval.shape),
                     str(sent.aval.dtype),
                     sent.size,
-                    where(sent.origin[1]) if isinstance(sent.origin, tuple) else describe(sent),
+                    where(sent.origin.source) if sent.origin.primitive else str(sent.origin),
                     clients[x.placement],
                     trait.raw,
                     trait.indexed,
@@ -99,7 +98,7 @@ def _leaks(graph: Graph) -> list[str]:
     """Server work that reads a client's value other than through a sum. There must be none; the
     check refuses such programs, and this looks at what is really executed."""
     return [
-        f"the server reads {describe(v)} of {v.at} ({where(equation.source)})"
+        f"the server reads {v.origin} of {v.at} ({where(equation.source)})"
         for part in everywhere(graph)
         for equation in part.local
         for v in equation.inputs

@@ -62,8 +62,8 @@ def traits(exchange: Exchange, indices: Iterable[Value]) -> dict[Value, Trait]:
     """What is known of the values that clients add up in an exchange."""
     known = {received: SENT for _, received in exchange.down}
     for v in exchange.own:
-        kept = not isinstance(v.origin, str)  # made in an earlier round: what it was is not seen
-        known[v] = Trait() if kept else OWN
+        # What was made in an earlier round is kept: what it was is not seen.
+        known[v] = Trait() if v.origin.primitive else OWN
     known.update((v, INDEX) for v in indices)
 
     def of(v: Value) -> Trait:

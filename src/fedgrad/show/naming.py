@@ -83,7 +83,7 @@ def _communication(graph: Graph) -> Iterator[Any]:
     for part in everywhere(graph):
         exchanges = [x for r in part.rounds for x in r.exchanges]
         pairs = [pair for x in exchanges for pair in (*x.down, *x.up)]
-        yield from (v.origin[1] for _, v in pairs if isinstance(v.origin, tuple))
+        yield from (v.origin.source for _, v in pairs if v.origin.primitive)
         yield from (loop.source for loop in part.loops)
 
 

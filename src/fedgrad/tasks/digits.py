@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 
-from fedgrad.clients.cohort import population
+from fedgrad.clients.in_memory import population
+from fedgrad.core.errors import needs
 from fedgrad.tasks import classifier, split
-from fedgrad.tasks.task import Defaults, Task, TaskError
+from fedgrad.tasks.task import Defaults, Task
 
 
 def digits(
@@ -38,12 +39,7 @@ def digits(
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    try:
+    with needs("The task 'digits'", "tasks"):
         from sklearn.datasets import load_digits
-    except ImportError as missing:
-        raise TaskError.here(
-            "The digits come with scikit-learn, which is not installed. "
-            "Install it: pip install 'fedgrad[tasks]'"
-        ) from missing
     x, y = load_digits(return_X_y=True)
     return (x / 16).astype(np.float32), y.astype(np.int32)

@@ -6,14 +6,14 @@ from typing import Any
 
 import jax
 
-from fedgrad.clients.cohort import Population
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import FederatedError
 
 PerExample = Callable[[Any, Any], jax.Array]  # (params, batch) -> one number per example
 
 
 class TaskError(FederatedError):
-    """A task is unknown, cannot be made as asked for, or needs a package that is not installed."""
+    """A task is unknown, or cannot be made as asked for."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import needs
 
 
 class TensorBoard:
@@ -14,13 +14,8 @@ class TensorBoard:
     `fg.fit(..., callbacks=[fg.TensorBoard("runs/1")])`. Needs the extra `fedgrad[tensorboard]`."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        try:
+        with needs("fg.TensorBoard", "tensorboard"):
             from tensorboardX import SummaryWriter
-        except ImportError:
-            raise ArgumentError.here(
-                "fg.TensorBoard needs tensorboardX, which is not installed: "
-                "pip install 'fedgrad[tensorboard]'."
-            ) from None
         self.folder, self.make = os.fspath(folder), SummaryWriter
         self.writer: Any = None
 

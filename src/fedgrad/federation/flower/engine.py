@@ -6,17 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from fedgrad.core.errors import needs
 from fedgrad.federation.flower.connection import EngineError
 from fedgrad.federation.protocol.envelope import Envelope
 from fedgrad.federation.protocol.packing import MalformedEnvelope, pack, unpack
 
-try:
+with needs("A real federation", "flower"):
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-except ModuleNotFoundError as error:
-    raise EngineError(
-        f"A real federation needs Flower, which is not installed ({error}): "
-        "pip install 'fedgrad[flower]'"
-    ) from error
 
 MESSAGE_TYPE = "query.fedgrad"
 """What a node's app is asked for; everything else about a request is in its envelope."""

@@ -10,7 +10,7 @@ from fedgrad.federation.flower.connection import Connection, EngineError
 from fedgrad.federation.flower.engine import DRIVEN, MESSAGE_TYPE, envelope, pauses, reply
 from fedgrad.federation.flower.http import Denied, Heartbeat, Unreachable, call, client
 from fedgrad.federation.flower.keys import new_key
-from fedgrad.federation.flower.objects import Download, TooLarge, payload, upload
+from fedgrad.federation.flower.objects import Download, TooLarge, announced, payload, upload
 from fedgrad.federation.protocol.envelope import Envelope
 
 INTERVAL = 10.0
@@ -119,18 +119,15 @@ class Fleet:
 
     def _push(self, answer: flower.Message, seconds: float) -> None:
         with flower.no_object_id_recompute():
-            answer.metadata.__dict__["_message_id"] = answer.object_id
-            bare, tree = flower.remove_content_from_message(answer), flower.get_object_tree(answer)
+            heads = announced([answer])
             request = flower.PushMessagesRequest(
-                node=self._node,
-                messages_list=[flower.message_to_proto(bare)],
-                message_object_trees=[tree],
-                clientapp_runtime_list=[seconds],
+                node=self._node, clientapp_runtime_list=[seconds], **heads
             )
             accepted = call(self._api.PushMessages, request)
             run, wanted = answer.metadata.run_id, list(accepted.objects_to_push)
             if answer.metadata.group_id == DRIVEN:  # then nobody fetches more than this
-                wanted = [name for name in payload(tree) if name in wanted]
+                needed = payload(heads["message_object_trees"][0])
+                wanted = [name for name in needed if name in wanted]
             upload(self._api, self._node, run, accepted.session_id, [answer], wanted)
 
 

@@ -8,12 +8,10 @@ no public API for either. What is used moves between versions, so it is named in
 
 from importlib.metadata import version
 
-from fedgrad.federation.flower import (
-    engine as flower_engine,  # says so first if there is no Flower at all
-)
-from fedgrad.federation.flower.connection import EngineError
+from fedgrad.core.errors import needs
+from fedgrad.federation.flower import engine  # says so first if there is no Flower at all
 
-try:
+with needs(f"fedgrad, written against flwr 1.41 and 1.42, with {version('flwr')}", "flower"):
     import httpx
     from flwr.app import (
         Array,
@@ -80,10 +78,5 @@ try:
     from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-except ImportError as error:
-    raise EngineError(
-        f"fedgrad was written against flwr 1.41 and 1.42, and {error} in flwr {version('flwr')}: "
-        "pip install 'fedgrad[flower]'. (A stock Flower app needs only Flower's public API.)"
-    ) from error
 
-del flower_engine
+del engine

@@ -2,18 +2,13 @@
 
 from pathlib import Path
 
-from fedgrad.core.errors import ArgumentError
-from fedgrad.federation.flower.connection import EngineError, read
+from fedgrad.core.errors import ArgumentError, needs
+from fedgrad.federation.flower.connection import read
 
-try:
+with needs("A certificate or key", "flower"):
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-except ModuleNotFoundError as error:
-    raise EngineError(
-        f"Certificates and keys need cryptography, which is not installed ({error}): "
-        "pip install 'fedgrad[flower]'"
-    ) from error
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

@@ -1,6 +1,6 @@
 """The objects that Flower makes of a message, on their way to and from a SuperLink."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from fedgrad.federation.flower import internals as flower
@@ -21,6 +21,17 @@ class ObjectClient(Protocol):
     def PushObject(self, request: Any) -> Any: ...
     def PullObject(self, request: Any) -> Any: ...
     def ConfirmMessageReceived(self, request: Any) -> Any: ...
+
+
+def announced(messages: Sequence[flower.Message]) -> dict[str, list[Any]]:
+    """What a request says of messages whose content follows: of each, its head and its objects."""
+    for message in messages:
+        message.metadata.__dict__["_message_id"] = message.object_id
+    bare = [flower.remove_content_from_message(message) for message in messages]
+    return {
+        "messages_list": [flower.message_to_proto(message) for message in bare],
+        "message_object_trees": [flower.get_object_tree(message) for message in messages],
+    }
 
 
 def upload(

@@ -8,7 +8,7 @@ from fedgrad.federation.flower import internals as flower
 from fedgrad.federation.flower.connection import EngineError
 from fedgrad.federation.flower.engine import DRIVEN, MESSAGE_TYPE
 from fedgrad.federation.flower.http import Denied, call
-from fedgrad.federation.flower.objects import Download, TooLarge, discard, upload
+from fedgrad.federation.flower.objects import Download, TooLarge, announced, discard, upload
 
 _LATE = 3600.0  # seconds after which a late reply is not looked for any more
 
@@ -49,13 +49,7 @@ class RunGrid:
         """Send messages; their ids, empty for a node that there is not."""
         messages = list(messages)
         with flower.no_object_id_recompute():
-            for message in messages:
-                message.metadata.__dict__["_message_id"] = message.object_id
-            bare = [flower.remove_content_from_message(message) for message in messages]
-            request = flower.PushAppMessagesRequest(
-                messages_list=[flower.message_to_proto(message) for message in bare],
-                message_object_trees=[flower.get_object_tree(message) for message in messages],
-            )
+            request = flower.PushAppMessagesRequest(**announced(messages))
             answer = _ask(self._api.PushMessages, request)
             # Nodes can begin with what holds the envelope; it leads the list of each message.
             wanted = list(answer.objects_to_push)

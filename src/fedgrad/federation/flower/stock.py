@@ -8,6 +8,7 @@ works wherever Flower does.
 import json
 from typing import Any
 
+from fedgrad.core.errors import needs
 from fedgrad.federation.flower.connection import EngineError
 from fedgrad.federation.flower.engine import FIELD, MESSAGE_TYPE, RECORD, envelope, reply
 from fedgrad.federation.protocol.data import Context, load
@@ -17,14 +18,10 @@ from fedgrad.federation.protocol.node import Node
 from fedgrad.federation.protocol.packing import pack, unpack
 from fedgrad.federation.protocol.policy import Policy
 
-try:
+with needs("A Flower app", "flower"):
     from flwr.app import Array, ArrayRecord, Message
     from flwr.app import Context as FlowerContext
     from flwr.clientapp import ClientApp
-except ImportError as error:
-    raise EngineError(
-        f"A Flower app needs Flower 1.41 or later ({error}): pip install 'fedgrad[flower]'"
-    ) from error
 
 _SECONDS = 600.0
 

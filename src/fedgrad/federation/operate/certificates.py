@@ -17,15 +17,15 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgrad.core.errors import ArgumentError
-from fedgrad.federation.flower.keys import new_key  # first: it says so if there is no cryptography
+from fedgrad.core.errors import ArgumentError, needs
+from fedgrad.federation.flower.keys import new_key
 from fedgrad.federation.protocol.signing import make_keys
 
-# isort: split
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+with needs("A certificate", "flower"):
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _PEM = serialization.Encoding.PEM
 _UNENCRYPTED = serialization.NoEncryption()

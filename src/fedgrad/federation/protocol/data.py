@@ -1,9 +1,7 @@
 """A client's own data, as programs may ask for them, and as the server is told about them."""
 
 import functools
-import importlib
 import json
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.clients.examples import spare_rows
-from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.clients.padding import padded
+from fedgrad.core.imported import imported
 from fedgrad.federation.protocol.errors import FederationError
 
 
@@ -86,7 +84,7 @@ class OwnData:
         leaf, count = self.leaf(part, position), self.count(part)
         if count > capacity:
             raise FederationError(f"the part {part!r} has more than {capacity} examples")
-        return np.concatenate([leaf, spare_rows(leaf, 2 * capacity - count)])
+        return padded([leaf], 2 * capacity)
 
     def describe(self, part: str, examples: bool) -> dict[str, str]:
         """Structure, shapes and dtypes of a part. Seen as examples, the shape of one of them, and
@@ -139,20 +137,6 @@ def _encoded(tree: Any) -> Any:
 
 
 def load(name: str) -> Callable[[Any], Any]:
-    """The function that `module:function` names; the current folder is searched too."""
-    path, _, attribute = name.partition(":")
-    if not path or not attribute:
-        raise ArgumentError(f"Name the data as module:function, got {name!r}.")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        raise ArgumentError(f"There is no module {path!r} here: {error}.") from None
-    except Exception as error:
-        raise ArgumentError(f"{path} fails to import: {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
-        known = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        raise ArgumentError(f"{path} has no {attribute!r}." + nearest(attribute, known))
-    function: Callable[[Any], Any] = getattr(module, attribute)
+    """The function of a site's data that `module:function` names."""
+    function: Callable[[Any], Any] = imported(name, "the data as module:function")[1]
     return function

@@ -16,9 +16,5 @@ class CohortMismatch(FederationError):
     lost: the sums so far are over other clients than those that can still come."""
 
 
-class MissingExtra(FederationError):
-    """A package that federations need is not installed."""
-
-
 class Refused(FederationError):
     """The policy of a site refuses what it was asked to do."""

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 from jax import export
 
-from fedgrad.core.errors import ArgumentError, PlanError
+from fedgrad.core.errors import ArgumentError, PlanError, needs
 from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
 from fedgrad.core.graph import Exchange, Graph, Round, fold
 from fedgrad.core.placement import is_client
 from fedgrad.federation.protocol.declared import Declared
-from fedgrad.federation.protocol.errors import FederationError, MissingExtra
+from fedgrad.federation.protocol.errors import FederationError
 from fedgrad.federation.protocol.origins import Origins
 from fedgrad.federation.protocol.sources import ARGUMENT, Source, check_source
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
@@ -117,10 +117,8 @@ def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> byt
             f"{name}: what its {exchange.placement} compute cannot be sent to nodes: {error} "
             "Client code on a federation has no callbacks and no debug prints."
         ) from error
-    try:
+    with needs("A stage that is sent to nodes", "flower"):
         return bytes(module.serialize())
-    except ImportError as error:
-        raise MissingExtra.here(f"{error}: pip install 'fedgrad[flower]'.") from None
 
 
 # --- typed PRNG keys travel as the integers they are made of ----------------------------------

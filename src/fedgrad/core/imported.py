@@ -1,0 +1,31 @@
+"""What a user names as module:name, on a command line or in a configuration."""
+
+import importlib
+import sys
+from typing import Any
+
+from fedgrad.core.errors import ArgumentError, nearest
+
+
+def imported(name: str, what: str) -> tuple[Any, Any]:
+    """(module, what it has under that name); the current folder is searched too."""
+    path, _, attribute = name.partition(":")
+    if not path or not attribute:
+        raise ArgumentError(f"Name {what}, got {name!r}.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"There is no module {path!r} here: {error}.") from None
+    except Exception as error:
+        raise ArgumentError(f"{path} fails to import: {type(error).__name__}: {error}") from error
+    return module, attribute_of(module, attribute)
+
+
+def attribute_of(module: Any, name: str) -> Any:
+    """What a module has under a name, or the nearest names that it has."""
+    if not hasattr(module, name):
+        known = [known for known in vars(module) if not known.startswith("_")]
+        raise ArgumentError(f"{module.__name__} has no {name!r}." + nearest(name, known))
+    return getattr(module, name)
