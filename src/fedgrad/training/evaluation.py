@@ -1,7 +1,6 @@
 """How good a model is: what is measured, of whom, and how often."""
 
 import copy
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,22 +68,20 @@ class Evaluation:
             raise ArgumentError.here("Only an evaluation of clients can run on an executor.")
         return self._with(self.program.on(executor))
 
-    @functools.cached_property
     def side_by_side(self) -> "Evaluation":
         """The evaluation of many models at once, stacked along a leading axis."""
         one = self.program
         if one is None:
             return self
 
-        @program(clients=CLIENTS)
         def evaluate_each(params: Any, clients: Any) -> Any:
             return jax.vmap(lambda p: one(p, clients))(params)
 
-        return self._with(replace(evaluate_each, executor=one.executor))
+        each = one.once("side by side", lambda: program(evaluate_each, clients=CLIENTS))
+        return self._with(replace(each, executor=one.executor))
 
     def _with(self, program: Program) -> "Evaluation":
         found = copy.copy(self)
-        found.__dict__.pop("side_by_side", None)
         found.program = program
         return found
 
@@ -119,7 +116,7 @@ class Evaluations:
         def prepared(one: Evaluation) -> Evaluation:
             if one.program and algorithm.executor and not one.program.executor:
                 one = one.on(algorithm.executor)
-            return one.side_by_side if stacked else one
+            return one.side_by_side() if stacked else one
 
         return Evaluations({name: prepared(one) for name, one in self.by_name.items()})
 

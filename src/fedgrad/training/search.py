@@ -187,7 +187,7 @@ def _drawn(
 
 def _scores(evaluation: Evaluation, models: Any, objective: str, trials: int) -> np.ndarray:
     if evaluation.program is not None:
-        found = evaluation.side_by_side(models)
+        found = evaluation.side_by_side()(models)
     else:
         each = [evaluation(_take(models, np.int32(i))) for i in range(trials)]
         found = {name: np.array([one[name] for one in each]) for name in each[0]}
