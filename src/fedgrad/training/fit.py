@@ -70,7 +70,7 @@ def fit(
     """
     require_whole("rounds", rounds, least=0)
     evaluations = Evaluations.of(evaluate)
-    check_callbacks(callbacks, evaluations.by_name)
+    check_callbacks(callbacks, evaluations.names())
     course = Course.of(algorithm, clients, cohort_size, key)
     first, hyper = course.first(params), course.placed(algorithm.hyper)
     kept = Keeping()
