@@ -32,8 +32,10 @@ from fedgrad.algorithms.variants import (
     fed_yogi,
     per_fed_avg,
 )
-from fedgrad.clients.cohort import Cohort, Population, cohort, population
+from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.examples import Examples
+from fedgrad.clients.in_memory import cohort, population
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import (
     ArgumentError,
     CohortError,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from fedgrad.algorithms.hyper import replace as replaced
 from fedgrad.algorithms.hyper import with_schedules
-from fedgrad.clients.cohort import Population
+from fedgrad.clients.population import Population
 from fedgrad.core.program import Executor, Program
 
 

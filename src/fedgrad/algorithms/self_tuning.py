@@ -26,7 +26,7 @@ from fedgrad.algorithms.gradient_cohort import GradientCohort, gradient_cohort
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.parametrization import Form, learned
 from fedgrad.algorithms.safeguards import choose, guarded, ran_away
-from fedgrad.clients.cohort import Population
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program

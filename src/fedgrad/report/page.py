@@ -3,7 +3,8 @@
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from xml.etree import ElementTree
@@ -85,6 +86,17 @@ def table(
 def listing(facts: Iterable[tuple[str, Content]]) -> Html:
     """Names and what they are."""
     return element("dl", [join(element("dt", k), element("dd", v)) for k, v in facts])
+
+
+def again(command: Iterable[object]) -> list[Html]:
+    """The command that does the same."""
+    words = shlex.join(map(str, command))
+    return [element("p", "To run it again:"), element("pre", element("code", words))]
+
+
+def versions(found: Mapping[str, object]) -> str:
+    """What it was made with."""
+    return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def picture(svg: str, name: str) -> Html:

@@ -8,11 +8,11 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
+from fedgrad.ad.activity import differentiable
 from fedgrad.core import graph as core
 from fedgrad.core.graph import Equation, Exchange, Graph, Value
 from fedgrad.core.placement import SERVER, is_client
@@ -31,7 +31,7 @@ class Size:
 
     @staticmethod
     def of(values: Iterable[Value]) -> "Size":
-        return sum((Size(v.size, v.bytes, _is_float(v)) for v in values), Size())
+        return sum((Size(v.size, v.bytes, differentiable(v)) for v in values), Size())
 
     def __add__(self, other: "Size") -> "Size":
         floats = self.floats and other.floats
@@ -87,6 +87,7 @@ class Frame:
 
 
 Item = Work | Round | Frame
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +122,13 @@ def outline(plan: Plan) -> Outline:
     return Outline(items, tuple(walk.links), lanes, arguments, results)
 
 
-def frames(items: Sequence[Item]) -> Iterator[Frame]:
+def inside(items: Sequence[Item], kind: type[T]) -> Iterator[T]:
+    """The items of a kind, also those in frames."""
     for item in items:
-        if isinstance(item, Frame):
+        if isinstance(item, kind):
             yield item
-            for part in item.parts:
-                yield from frames(part.items)
+        for part in item.parts if isinstance(item, Frame) else ():
+            yield from inside(part.items, kind)
 
 
 @dataclass
@@ -229,7 +231,3 @@ def _sizes(lanes: Iterable[str], named: Sequence[tuple[str, Value]]) -> dict[str
         }
         for lane, names in found.items()
     }
-
-
-def _is_float(v: Value) -> bool:
-    return bool(jnp.issubdtype(v.aval.dtype, jnp.inexact))

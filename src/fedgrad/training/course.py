@@ -8,8 +8,31 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.clients.sampling import Clients, Draw, cohort_sizes, draws, sharding_of
+from fedgrad.clients.population import Population
+from fedgrad.clients.sampling import round_keys
 from fedgrad.core.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The cohorts of a round by the name of the argument they go to, and its key."""
+
+    cohorts: dict[str, Any]
+    key: jax.Array
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """The cohorts beside the one that trains."""
+        return {name: cohort for name, cohort in self.cohorts.items() if name != "cohort"}
+
+
+def draws(
+    populations: Mapping[str, Population], sizes: Mapping[str, int], key: jax.Array
+) -> Callable[[int], Draw]:
+    """A function that gives the cohorts and the key of a round."""
+    keys = round_keys(key, populations["cohort"].sharding)
+    cohorts = {name: p.draws(key, sizes[name], role=name) for name, p in populations.items()}
+    return lambda round: Draw({name: of(round) for name, of in cohorts.items()}, keys(round))
 
 
 @dataclass(frozen=True)
@@ -17,17 +40,31 @@ class Course:
     """An algorithm with the clients that it is trained on, and who of them takes part when."""
 
     algorithm: Algorithm
-    populations: Mapping[str, Clients]  # by the argument of a round that they are drawn for
+    populations: Mapping[str, Population]  # by the argument of a round that they are drawn for
     clients: int  # in a round
     draw: Callable[[int], Draw]
 
     @staticmethod
-    def of(algorithm: Algorithm, clients: Clients, cohort_size: int, key: jax.Array) -> "Course":
+    def of(algorithm: Algorithm, clients: Population, cohort_size: int, key: jax.Array) -> "Course":
         """The course, or what is wrong with what is asked of it."""
         populations = {"cohort": clients} | {
             name: clients if other is None else other for name, other in algorithm.cohorts.items()
         }
-        sizes = cohort_sizes(populations, cohort_size)
+        for population in populations.values():
+            if not isinstance(population, Population):
+                raise ArgumentError.here(
+                    f"Training takes a population, from which cohorts are sampled, got "
+                    f"{type(population).__name__}. Write fg.population([client_0, client_1, ...])."
+                )
+        if not 1 <= cohort_size <= len(clients):
+            raise ArgumentError.here(
+                f"cohort_size={cohort_size!r}: there are {len(clients)} clients. Ask for 1 to "
+                f"{len(clients)}."
+            )
+        # Of clients that are fewer, and do not train, all take part.
+        sizes = {name: min(cohort_size, len(there)) for name, there in populations.items()}
+        if algorithm.round.executor is None and clients.executor is not None:
+            algorithm = algorithm.on(clients.executor)
         return Course(algorithm, populations, sum(sizes.values()), draws(populations, sizes, key))
 
     def play(self, round: int, state: Any, hyper: Any) -> tuple[Any, Any]:
@@ -49,6 +86,6 @@ class Course:
                     f"States and hyperparameters are made of arrays, found {type(leaf).__name__}."
                 ) from None
 
-        sharding = sharding_of(self.populations["cohort"])
+        sharding = self.populations["cohort"].sharding
         tree = jax.tree.map(array, tree)
         return tree if sharding is None else jax.device_put(tree, sharding)

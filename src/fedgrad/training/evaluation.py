@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
-from fedgrad.clients.sampling import Clients
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.operations import broadcast, sum
 from fedgrad.core.placement import CLIENTS
@@ -36,7 +36,7 @@ class Evaluation:
     def __init__(
         self,
         metrics: Mapping[str, Metric] | Callable[[Any], Mapping[str, Any]],
-        clients: Clients | None = None,
+        clients: Population | None = None,
         batch_size: int | None = None,
         every: int = 10,
     ) -> None:
@@ -57,10 +57,7 @@ class Evaluation:
                 'fg.Evaluation takes functions by name, such as {"loss": loss}, got '
                 f"{type(metrics).__name__}."
             )
-        everyone = getattr(clients, "everyone", None)
-        if everyone is None:
-            everyone = clients.sample(jax.random.key(0), len(clients))
-        self.program, self.clients = _means(metrics, batch_size or 100), everyone
+        self.program, self.clients = _means(metrics, batch_size or 100), clients.everyone
 
     def __call__(self, params: Any) -> Mapping[str, Any]:
         """The metrics of a model."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.metrics import Metrics
-from fedgrad.clients.sampling import Clients
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import require_whole
 from fedgrad.training.config import describe
 from fedgrad.training.course import Course
@@ -43,7 +43,7 @@ class Result:
 
 def fit(
     algorithm: Algorithm,
-    clients: Clients,
+    clients: Population,
     *,
     params: Any,
     rounds: int,
@@ -94,7 +94,7 @@ def fit(
             at,
             rounds,
             history,
-            evaluations.like(algorithm.round, _is_stacked(first.params, params)),
+            evaluations.like(course.algorithm.round, _is_stacked(first.params, params)),
             callbacks,
             kept,
             shown,

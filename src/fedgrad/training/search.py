@@ -15,7 +15,7 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.side_by_side import side_by_side
-from fedgrad.clients.sampling import Clients
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, nearest, require_whole
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
@@ -105,7 +105,7 @@ class Trials:
 
 def random_search(
     algorithm: Algorithm,
-    clients: Clients,
+    clients: Population,
     space: Mapping[str, Range],
     *,
     trials: int | Trials,
@@ -128,7 +128,7 @@ def random_search(
     tried = _drawn(algorithm, space, wanted.number, key)
     together = side_by_side(algorithm, names_of.replace(algorithm.hyper, tried))
     course = Course.of(together, clients, cohort_size, key)
-    evaluations = Evaluations.of({"": evaluate}).like(algorithm.round, stacked=False)
+    evaluations = Evaluations.of({"": evaluate}).like(course.algorithm.round, stacked=False)
     ends = wanted.ends(rounds)
     alive = np.arange(wanted.number)
     scores, trained = np.full(len(alive), np.nan), np.zeros(len(alive), int)
