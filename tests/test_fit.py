@@ -587,7 +587,14 @@ MISTAKES = {
     "nothing to watch": ({"callbacks": [fg.early_stop("eval.loss")]}, "nothing is evaluated"),
     "another to watch": (
         {"callbacks": [fg.early_stop("eval.tst.x")], "evaluate": {"test": lambda p: {"x": 1}}},
-        "no evaluation 'tst'. Did you mean 'test'",
+        "Did you mean 'eval.test.'",
+    ),
+    "another metric to watch": (
+        {
+            "callbacks": [fg.early_stop("eval.los")],
+            "evaluate": fg.Evaluation({"loss": mean_square}, CLIENTS),
+        },
+        "Did you mean 'eval.loss'",
     ),
     "a callback": ({"callbacks": ["watch"]}, "callbacks= takes functions"),
     "params": ({"params": {"w": print}}, "made of arrays"),

@@ -272,6 +272,22 @@ def test_a_curve_that_runs_away_is_cut_and_said():
     assert "leaves" not in chart(Curve("wild", x, wild), Curve("calm", x, calm))
 
 
+def test_charts_of_nothing_and_of_what_is_only_behind():
+    nan, x = [math.nan] * 3, [1, 2, 3]
+    for curves in (
+        (),
+        (Curve("empty", [], []),),
+        (Curve("nan", x, nan, band=(nan, nan)),),
+        (Curve("thin", x, [1, 20, 2], look="thin"), Curve("thin", x, [2, 1, 1], look="thin")),
+        (Curve("twice", x, [1, 2, 3]), Curve("twice", x, [3, 2, math.inf], look="dots")),
+    ):
+        made = Chart("Loss", curves, "round")
+        for shown in (chart(*curves), Figure([[made, made], [made]]).svg()):
+            assert "nan" not in "".join(re.findall(r' d="(.*?)"', shown)).lower()
+    drawn = read_back(chart(Curve("thin", x, [1, 20, 2], look="thin")))
+    np.testing.assert_allclose(drawn[0], np.c_[x, [1, 20, 2]], atol=0.3)
+
+
 def test_a_chart_of_one_point_and_of_constants():
     for curve in (Curve("one", [1], [3.0]), Curve("flat", [1, 2], [0.0, 0.0])):
         paths = Found(chart(curve)).all("path", "curve")

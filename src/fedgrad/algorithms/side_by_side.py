@@ -33,7 +33,11 @@ def side_by_side(algorithm: Algorithm, hyper: Any = None) -> Algorithm:
 
     round.__name__ = f"side_by_side({algorithm.round.name})"
     signature, placements = algorithm.round.signature, dict(algorithm.round.placements)
-    together = Program(round, placements, algorithm.round.executor, signature=signature)
+    # Once for all that are made of this algorithm, so that a second search compiles nothing again.
+    together = algorithm.round.once(
+        "side by side", lambda: Program(round, placements, signature=signature)
+    )
+    together = replace(together, executor=algorithm.round.executor)
     return replace(algorithm, init=init, round=together, hyper=stacked)
 
 

@@ -1,7 +1,6 @@
 """How good a model is: what is measured, of whom, and how often."""
 
 import copy
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +41,7 @@ class Evaluation:
     ) -> None:
         require_whole("every", every)
         self.every = every
+        self.metrics = tuple(metrics) if isinstance(metrics, Mapping) else None  # by name
         self.program: Program | None = None
         if clients is None:
             if not callable(metrics) or batch_size is not None:
@@ -69,22 +69,20 @@ class Evaluation:
             raise ArgumentError.here("Only an evaluation of clients can run on an executor.")
         return self._with(self.program.on(executor))
 
-    @functools.cached_property
     def side_by_side(self) -> "Evaluation":
         """The evaluation of many models at once, stacked along a leading axis."""
         one = self.program
         if one is None:
             return self
 
-        @program(clients=CLIENTS)
         def evaluate_each(params: Any, clients: Any) -> Any:
             return jax.vmap(lambda p: one(p, clients))(params)
 
-        return self._with(replace(evaluate_each, executor=one.executor))
+        each = one.once("side by side", lambda: program(evaluate_each, clients=CLIENTS))
+        return self._with(replace(each, executor=one.executor))
 
     def _with(self, program: Program) -> "Evaluation":
         found = copy.copy(self)
-        found.__dict__.pop("side_by_side", None)
         found.program = program
         return found
 
@@ -119,9 +117,17 @@ class Evaluations:
         def prepared(one: Evaluation) -> Evaluation:
             if one.program and algorithm.executor and not one.program.executor:
                 one = one.on(algorithm.executor)
-            return one.side_by_side if stacked else one
+            return one.side_by_side() if stacked else one
 
         return Evaluations({name: prepared(one) for name, one in self.by_name.items()})
+
+    def names(self) -> list[str]:
+        """What they give, as a history calls it; `eval.test.`, if that is known only later."""
+        return [
+            f"eval.{name}.{metric}" if name else f"eval.{metric}"
+            for name, one in self.by_name.items()
+            for metric in one.metrics or [""]
+        ]
 
     def due(self, round: int, last: bool = False) -> "Evaluations":
         """Those of this round: all of them, if it is the last one."""
