@@ -83,6 +83,7 @@ def self_tuning(
             f"The algorithm already takes a {next(iter(algorithm.cohorts))!r}, so it cannot be "
             "tuned (again). Name everything that is to be learned in one self_tuning(..., learn=)."
         )
+    algorithm.require_stateless_clients("self_tuning")
     wanted = learned(algorithm.hyper, learn)
     names = list(wanted)
     if not names:

@@ -169,7 +169,7 @@ def _asks(callback: Callable[..., Any], one: Played, metrics: Metrics) -> str | 
 
 
 def _ahead(seconds: float, state: Any) -> int:
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    size = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(state))
     most = min(AHEAD[1], SECONDS / max(seconds, 1e-6), BYTES / max(size, 1))
     return int(max(AHEAD[0], most))
 
