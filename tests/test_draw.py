@@ -10,7 +10,7 @@ import pytest
 
 import fedgrad as fg
 from fedgrad.show.draw import svg
-from fedgrad.show.layout import Frame, Round, Size, inside, outline
+from fedgrad.show.outline import Frame, Round, Size, inside, outline
 from fedgrad.show.terminal import columns
 from fedgrad.show.text import text, totals
 

@@ -587,7 +587,14 @@ MISTAKES = {
     "nothing to watch": ({"callbacks": [fg.early_stop("eval.loss")]}, "nothing is evaluated"),
     "another to watch": (
         {"callbacks": [fg.early_stop("eval.tst.x")], "evaluate": {"test": lambda p: {"x": 1}}},
-        "no evaluation 'tst'. Did you mean 'test'",
+        "Did you mean 'eval.test.'",
+    ),
+    "another metric to watch": (
+        {
+            "callbacks": [fg.early_stop("eval.los")],
+            "evaluate": fg.Evaluation({"loss": mean_square}, CLIENTS),
+        },
+        "Did you mean 'eval.loss'",
     ),
     "a callback": ({"callbacks": ["watch"]}, "callbacks= takes functions"),
     "params": ({"params": {"w": print}}, "made of arrays"),
@@ -624,6 +631,12 @@ def test_mistakes_are_explained_where_they_are_made(name):
     with pytest.raises(fg.ArgumentError, match=message) as caught:
         make()
     assert "test_fit.py" in str(caught.value)
+
+
+def test_metrics_without_a_type_are_no_metrics_of_a_self_tuned_round_either():
+    tuned = fg.self_tuning(line(metrics=lambda m: {"loss": m.loss}), "rate")
+    with pytest.raises(fg.ArgumentError, match=r"fg\.Metrics"):
+        train(tuned)
 
 
 def test_a_metric_that_is_not_there_to_stop_on():

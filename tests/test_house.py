@@ -194,6 +194,27 @@ def test_no_public_function_has_more_than_ten_parameters():
     assert not {n: count for n, count in many.items() if count > 10}
 
 
+def returned(function):
+    """The classes of fedgrad in what a function says that it returns."""
+    left = [typing.get_type_hints(function).get("return")]
+    while left:
+        one = left.pop()
+        left += [part for part in typing.get_args(one) if not isinstance(part, list)]
+        if inspect.isclass(one) and one.__module__.split(".")[0] == "fedgrad":
+            yield one
+
+
+def test_every_type_that_a_public_function_returns_is_public():
+    public = set(map(id, vars(fg).values()))
+    hidden = {
+        (name, found.__name__)
+        for name, function in public_functions()
+        for found in returned(function)
+        if id(found) not in public
+    }
+    assert not hidden
+
+
 # --- plans are data -----------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
 from fedgrad.algorithms.parametrization import Form, linear, log, logit
+from fedgrad.algorithms.scaffold import scaffold
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.algorithms.variants import (
@@ -135,6 +136,7 @@ __all__ = [
     "program",
     "random_search",
     "run_folder",
+    "scaffold",
     "self_tuning",
     "side_by_side",
     "sum",

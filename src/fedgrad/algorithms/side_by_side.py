@@ -18,6 +18,7 @@ def side_by_side(algorithm: Algorithm, hyper: Any = None) -> Algorithm:
     numbers. Then the state and the metrics have a leading axis over trials. All trials see the same
     cohorts and keys, so they differ in nothing else. `fg.fit` runs it like any other algorithm.
     """
+    algorithm.require_stateless_clients("side_by_side")
     stacked = algorithm.hyper if hyper is None else hyper
 
     def init(params: Any, hyper: Any = None) -> Any:

@@ -17,6 +17,7 @@ from fedgrad.algorithms.local_training import (
 )
 from fedgrad.algorithms.objective import Loss, batch_loss
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
+from fedgrad.algorithms.scaffold import scaffold
 from fedgrad.core.errors import known_arguments
 
 variant = known_arguments(BELONGS_TO_LOCAL_TRAINING)
@@ -262,6 +263,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedsgd": fed_sgd,
     "fedyogi": fed_yogi,
     "perfedavg": per_fed_avg,
+    "scaffold": scaffold,
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.clients import sampling
@@ -64,6 +65,19 @@ class Population(ClientData):
         """Some rows of the data, which tell it from another population, where they can be read."""
         return []
 
+    def begin(self, one: Any) -> Any:
+        """The states that all clients keep between rounds: each begins with this one."""
+        rows = (len(self),)
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, rows + jnp.shape(leaf)), one)
+
+    def gather(self, states: Any, cohort: Any) -> Any:
+        """Of the states of all clients, those of a cohort: an argument beside it."""
+        return _rows(states, _index(cohort))
+
+    def scatter(self, states: Any, cohort: Any, new: Any) -> Any:
+        """The states of all clients, of which those of a cohort are new."""
+        return _with_rows(states, _index(cohort), new)
+
     def seen(self, where: str) -> Seen:
         """Refused: a program runs on a cohort."""
         raise CohortError.here(
@@ -111,3 +125,22 @@ class Stored(Population):
         if not all(leaf.is_fully_addressable for leaf in stored):
             return []
         return [self.counts, *(np.asarray(x)[:: max(1, len(x) // 1000)] for x in stored)]
+
+
+def _index(cohort: Any) -> Any:
+    if not hasattr(cohort, "index"):
+        raise CohortError.here(
+            f"A {type(cohort).__name__} does not say who its clients are, so what they keep is "
+            "nobody's. Let select() give an fg.Cohort, or write gather() and scatter()."
+        )
+    return cohort.index
+
+
+@jax.jit
+def _rows(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+@jax.jit
+def _with_rows(tree: Any, index: Any, rows: Any) -> Any:
+    return jax.tree.map(lambda leaf, new: leaf.at[index].set(new.astype(leaf.dtype)), tree, rows)

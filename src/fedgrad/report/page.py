@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from fedgrad.core.errors import FederatedError
 from fedgrad.show.markup import Content, Html, element, join
-from fedgrad.show.pen import INK
+from fedgrad.show.pen import INK, colours
 
 
 class ReportError(FederatedError):
@@ -120,12 +120,11 @@ def _contents(sections: Sequence[Section]) -> Html:
 
 
 def _colours() -> str:
-    light, dark = ("".join(f"--fg-{n}:{c[i]};" for n, c in INK.items()) for i in (0, 1))
-    strokes = "".join(
+    classes = "".join(
         f".stroke-{name}{{stroke:var(--fg-{name})}}.fill-{name}{{fill:var(--fg-{name})}}"
         for name in INK
     )
-    return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{strokes}"
+    return colours(":root", classes)
 
 
 def _file(name: str) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 from fedgrad.core.placement import SERVER
 from fedgrad.plan.plan import Plan
-from fedgrad.show.layout import (
+from fedgrad.show.numbers import memory, plural
+from fedgrad.show.outline import (
     Frame,
     Item,
     Link,
@@ -19,7 +20,6 @@ from fedgrad.show.layout import (
     inside,
     outline,
 )
-from fedgrad.show.numbers import memory, plural
 from fedgrad.show.terminal import WIDEST, WIDTH, box, columns, line, plain
 
 

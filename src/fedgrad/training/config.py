@@ -15,6 +15,7 @@ from fedgrad.clients.population import Population
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.core.trace import struct
+from fedgrad.federation.protocol.values import NodeValue
 from fedgrad.training.course import Course, Draw
 from fedgrad.training.log import plain
 
@@ -75,8 +76,7 @@ def _program(course: Course, state: Any, draw: Draw) -> str | None:
     if not all(clients.in_memory for clients in course.populations.values()):
         return None
     program, hyper = course.algorithm.round, course.algorithm.hyper
-    bound = program.bind((state, hyper, draw.cohorts["cohort"], draw.key), draw.further)
-    arguments = read_arguments(program, bound)
+    arguments = read_arguments(program, program.bind(*course.arguments(state, hyper, draw)))
     jaxpr, _ = make_jaxpr(
         lambda *flat: program.call(arguments.rebuild(list(flat))),
         program.client_placements,
@@ -107,6 +107,8 @@ def _population(clients: Population) -> dict[str, Any]:
 
 
 def _content(leaf: Any) -> bytes:
+    if isinstance(leaf, NodeValue):  # the same for all clients, when they begin
+        return str(leaf.remote.of(0).source).encode()
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.ascontiguousarray(leaf).tobytes()

@@ -11,6 +11,7 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.population import Population
 from fedgrad.clients.sampling import round_keys
 from fedgrad.core.errors import ArgumentError
+from fedgrad.federation.protocol.values import NodeValue
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,20 @@ def draws(
     keys = round_keys(key, populations["cohort"].sharding)
     cohorts = {name: p.draws(key, sizes[name], role=name) for name, p in populations.items()}
     return lambda round: Draw({name: of(round) for name, of in cohorts.items()}, keys(round))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StateWithClients:
+    """The server's state, and what every client keeps: rows, or handles to what is on nodes."""
+
+    server: Any
+    clients: Any
+
+    @property
+    def params(self) -> Any:
+        """The model."""
+        return self.server.params
 
 
 @dataclass(frozen=True)
@@ -69,18 +84,43 @@ class Course:
 
     def play(self, round: int, state: Any, hyper: Any) -> tuple[Any, Any]:
         """The state after a round, and its metrics."""
-        drawn = self.draw(round)
-        return self.algorithm.round(
-            state, hyper, drawn.cohorts["cohort"], drawn.key, **drawn.further
-        )
+        drawn, algorithm, clients = self.draw(round), self.algorithm, self.populations["cohort"]
+        args, more = self.arguments(state, hyper, drawn)
+        found = algorithm.round(*args, **more)
+        if algorithm.client_init is None:
+            return found
+        if not isinstance(found, tuple) or len(found) != 3:
+            raise ArgumentError.here(
+                f"{algorithm.round.name}: with a client_init, a round gives (state, metrics, "
+                "client_state)."
+            )
+        server, metrics, new = found
+        every = clients.scatter(state.clients, drawn.cohorts["cohort"], new)
+        return StateWithClients(server, every), metrics
+
+    def arguments(self, state: Any, hyper: Any, drawn: Draw) -> tuple[tuple[Any, ...], Any]:
+        """What a round is called with, by position and by name."""
+        cohort, more = drawn.cohorts["cohort"], drawn.further
+        if self.algorithm.client_init is not None:
+            own = self.populations["cohort"].gather(state.clients, cohort)
+            state, more = state.server, {**more, "client_state": own}
+        return (state, hyper, cohort, drawn.key), more
+
+    def first(self, params: Any) -> Any:
+        """The state before the first round, where the clients' data are."""
+        clients, server = self.populations["cohort"], self.algorithm.init(params)
+        if self.algorithm.client_init is None:
+            return self.placed(server)
+        one = self.algorithm.client_init(server.params, len(clients))
+        return self.placed(StateWithClients(server, clients.begin(one)))
 
     def placed(self, tree: Any) -> Any:
         """States or hyperparameters where the clients' data are. Otherwise the first round would be
         compiled for another place than all later ones."""
 
-        def array(leaf: Any) -> jax.Array:
+        def array(leaf: Any) -> Any:
             try:
-                return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+                return leaf if isinstance(leaf, jax.Array | NodeValue) else jnp.asarray(leaf)
             except TypeError:
                 raise ArgumentError.here(
                     f"States and hyperparameters are made of arrays, found {type(leaf).__name__}."

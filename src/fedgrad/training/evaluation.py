@@ -41,6 +41,7 @@ class Evaluation:
     ) -> None:
         require_whole("every", every)
         self.every = every
+        self.metrics = tuple(metrics) if isinstance(metrics, Mapping) else None  # by name
         self.program: Program | None = None
         if clients is None:
             if not callable(metrics) or batch_size is not None:
@@ -119,6 +120,14 @@ class Evaluations:
             return one.side_by_side() if stacked else one
 
         return Evaluations({name: prepared(one) for name, one in self.by_name.items()})
+
+    def names(self) -> list[str]:
+        """What they give, as a history calls it; `eval.test.`, if that is known only later."""
+        return [
+            f"eval.{name}.{metric}" if name else f"eval.{metric}"
+            for name, one in self.by_name.items()
+            for metric in one.metrics or [""]
+        ]
 
     def due(self, round: int, last: bool = False) -> "Evaluations":
         """Those of this round: all of them, if it is the last one."""

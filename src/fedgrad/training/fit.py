@@ -70,9 +70,9 @@ def fit(
     """
     require_whole("rounds", rounds, least=0)
     evaluations = Evaluations.of(evaluate)
-    check_callbacks(callbacks, evaluations.by_name)
+    check_callbacks(callbacks, evaluations.names())
     course = Course.of(algorithm, clients, cohort_size, key)
-    first, hyper = course.placed(algorithm.init(params)), course.placed(algorithm.hyper)
+    first, hyper = course.first(params), course.placed(algorithm.hyper)
     kept = Keeping()
     if out is not None:
         folder = out if isinstance(out, RunFolder) else run_folder(out)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.training import checkpoint
 from fedgrad.training.checkpoint import Checkpoint
 from fedgrad.training.files import RunFolderError, make_folder, write_whole
@@ -62,6 +63,7 @@ class Keeping:
         self.writes = folder is not None and jax.process_index() == 0
         self.saved, self.due = -1, time.monotonic() + CHECKPOINT_SECONDS
         self.log: Log | None = None
+        self.states: tuple[Any, ...] = ()  # of the checkpoint, and of the one before it
 
     def begin(self, state: Any, rounds: int) -> Checkpoint:
         """Where to go on: at the first state, or where the run was left.
@@ -107,6 +109,7 @@ class Keeping:
             self.folder.path, Checkpoint(round, state, history.until(round), self.config)
         )
         self.saved, end = round, time.monotonic()
+        self.states = (state, *self.states[:1])  # so nodes keep what both checkpoints need
         self.due = end + max(CHECKPOINT_SECONDS, SHARE * (end - start))
 
     def rescue(self, round: int, state: Any, history: History, error: BaseException) -> None:
@@ -124,6 +127,7 @@ class Keeping:
             )
 
     def close(self) -> None:
-        """Close the log."""
+        """Close the log; what is saved stays on nodes."""
+        on_nodes.left(self.states)
         if self.log is not None:
             self.log.close()

@@ -11,6 +11,7 @@ from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import CohortError
 from fedgrad.core.program import Executor
+from fedgrad.federation.protocol import state
 from fedgrad.federation.protocol.values import choose
 
 
@@ -42,6 +43,18 @@ class NodePopulation(Population):
         candidates = min(len(self), math.ceil(size * self.over_select))
         asked = self.indices(key, max(size, candidates), round, role).tolist()
         return choose(self.everyone, asked, size if size < len(asked) else None)
+
+    def begin(self, one: Any) -> Any:
+        """The states that clients keep on their nodes: handles."""
+        return state.begin(one, np.asarray(self.everyone.index).tolist())
+
+    def gather(self, states: Any, cohort: Any) -> Any:
+        """Of the states of all clients, those of a cohort: an argument beside it."""
+        return state.gather(states, cohort)
+
+    def scatter(self, states: Any, cohort: Any, new: Any) -> Any:
+        """The states of all clients, of which those who have answered have new ones."""
+        return state.scatter(states, new)
 
     def select(self, clients: Any) -> Cohort:
         """The cohort of these clients, by their index in the federation."""
