@@ -11,15 +11,10 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
+from laws import EXECUTORS, every_executor
 from programs import assert_same, class_1, mean_cosine, stateful
 
 X, Z = jnp.arange(1.0, 4.0), jnp.arange(12.0).reshape(4, 3)
-EXECUTORS = {
-    "reference": fg.executors.reference(),
-    "local": fg.executors.local(),
-    "chunked": fg.executors.local(chunk=3),
-}
-every_executor = pytest.mark.parametrize("executor", EXECUTORS.values(), ids=EXECUTORS)
 
 
 @fg.program(z=fg.CLIENTS)
