@@ -82,6 +82,7 @@ def combinations():
                 "local": True,
                 "chunked": mode == alternating,
                 "reference": case.name in SMALL,
+                "mesh": case.name in SMALL,
             }
             if chosen[executor] and (case.name, mode) not in IMPOSSIBLE:
                 yield pytest.param(case, mode, executor, id=f"{case.name}-{mode}-{executor}")
