@@ -56,7 +56,7 @@ class GradientCohort:
         @program(gradient_cohort=at)
         def gradient_loss(params: Any, gradient_cohort: Any) -> jax.Array:
             data = gradient_cohort
-            examples = data if isinstance(data, Examples) else Examples.of(data)
+            examples = Examples.of(data)
             own = client_loss(self.loss or loss, self.batch_size, broadcast(params, at), examples)
             return mean(own, weights=examples.count, at=at)
 
