@@ -82,7 +82,7 @@ def scaffold(
         state: ScaffoldState, hyper: Any, cohort: Any, key: jax.Array, client_state: ScaffoldClient
     ) -> Any:
         hyper = now(state.server, hyper)
-        examples = cohort if isinstance(cohort, Examples) else Examples.of(cohort)
+        examples = Examples.of(cohort)
         theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
         correction = jax.tree.map(jnp.subtract, broadcast(state.control), client_state.control)
         update, value = train(

@@ -16,7 +16,7 @@ from fedgrad.algorithms.local_training import (
     plain_gradient,
 )
 from fedgrad.algorithms.objective import Loss, batch_loss
-from fedgrad.algorithms.optimizer import Optimizer, optimizer
+from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.algorithms.scaffold import scaffold
 from fedgrad.core.errors import known_arguments
 
@@ -60,7 +60,8 @@ def fed_adam(
 ) -> Algorithm:
     """FedAdam as published (Reddi et al. 2021): no bias correction, `adaptivity` (τ) outside of the
     root: x -= lr m / (sqrt(v) + τ), v starts at τ²."""
-    server = _adaptive("adam", server_learning_rate, b1, b2, adaptivity)
+    rates = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "adaptivity": adaptivity}
+    server = optimizer(server_optimizers.adaptive, second_moment="adam", **rates)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
@@ -76,7 +77,8 @@ def fed_yogi(
     weighting: str = "examples",
 ) -> Algorithm:
     """FedYogi as published (Reddi et al. 2021); see `fed_adam` for where `adaptivity` sits."""
-    server = _adaptive("yogi", server_learning_rate, b1, b2, adaptivity)
+    rates = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "adaptivity": adaptivity}
+    server = optimizer(server_optimizers.adaptive, second_moment="yogi", **rates)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
@@ -92,7 +94,8 @@ def fed_adagrad(
 ) -> Algorithm:
     """FedAdagrad as published (Reddi et al. 2021); see `fed_adam` for where `adaptivity` sits."""
     server = optimizer(
-        _make_adaptive("adagrad"),
+        server_optimizers.adaptive,
+        second_moment="adagrad",
         learning_rate=server_learning_rate,
         b1=float(b1) if type(b1) is int else b1,  # 0 is meant as 0.0
         adaptivity=adaptivity,
@@ -265,17 +268,3 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "perfedavg": per_fed_avg,
     "scaffold": scaffold,
 }
-
-
-def _make_adaptive(second_moment: str) -> Callable[..., optax.GradientTransformation]:
-    def make(
-        learning_rate: Any, b1: Any, b2: Any = 0.0, adaptivity: Any = 1e-3
-    ) -> optax.GradientTransformation:
-        return server_optimizers.adaptive(learning_rate, b1, b2, adaptivity, second_moment)
-
-    make.__name__ = second_moment
-    return make
-
-
-def _adaptive(kind: str, rate: Any, b1: Any, b2: Any, adaptivity: Any) -> Optimizer:
-    return optimizer(_make_adaptive(kind), learning_rate=rate, b1=b1, b2=b2, adaptivity=adaptivity)
