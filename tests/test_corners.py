@@ -79,16 +79,18 @@ def test_how_often_a_while_ran_is_the_servers_knowledge():
         f(X, Z)
 
 
+@pytest.mark.parametrize("round_behind", [False, True])
 @pytest.mark.parametrize("mode", ["auto", "mixed", "reverse"])
-def test_no_derivative_by_clients_through_a_while(mode):
+def test_no_derivative_by_clients_through_a_while(mode, round_behind):
     @fg.program(z=fg.CLIENTS)
     def f(x, z):
         def body(c):
             return c[0] + 1, c[1] - 0.1 * fg.mean(fg.broadcast(c[1]) * z * z)
 
-        return lax.while_loop(lambda c: c[0] < 3, body, (0, x))[1] ** 2
+        x = lax.while_loop(lambda c: c[0] < 3, body, (0, x))[1] ** 2
+        return fg.sum(jnp.sin(fg.broadcast(x) * z)) if round_behind else x
 
-    with pytest.raises(fg.PlanError):
+    with pytest.raises(fg.PlanError, match="a scan .*instead of a while_loop"):
         fg.grad(f, "z", mode=mode)(X, Z)
 
 

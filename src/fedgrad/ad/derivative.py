@@ -85,7 +85,7 @@ def _one_way(
 ) -> tuple[list[Array], Blocks]:
     fun, xs = _of_inputs(subject, inputs, run)
     if forward:
-        _refuse_forward_by_clients(subject)
+        refuse_forward_by_clients(subject)
         _, blocks, outputs = push_basis(fun, xs)
         return outputs, blocks
     outputs, _, blocks = _pulled(subject, fun, xs)
@@ -128,7 +128,7 @@ def like(x: Array, derivative: Array) -> Array:
     return jnp.where(jnp.any(x == x), derivative, derivative)
 
 
-def _refuse_forward_by_clients(subject: Subject) -> None:
+def refuse_forward_by_clients(subject: Subject) -> None:
     if subject.at_clients:
         raise PlanError.here(
             f"{subject.name} is differentiated by an argument at clients. Every client has its own "
@@ -168,6 +168,7 @@ def _whole(subject: Subject, outputs: list[Array], blocks: Blocks) -> Blocks:
 def _meet(
     subject: Subject, inputs: list[Any], rule_of: RuleOf, turn: int
 ) -> tuple[list[Array], Blocks]:
+    refuse_forward_by_clients(subject)
     graph = subject.plan
     before, after = graph.equations[:turn], graph.equations[turn:]
     # Clients start the second half from what the server has: it was sent to them already.

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedgrad.ad.derivative import derivative
+from fedgrad.ad.derivative import derivative, refuse_forward_by_clients
 from fedgrad.ad.local import impossible
 from fedgrad.ad.rules import RULES
-from fedgrad.ad.subject import Rules, Subject, possible, rule_vectors
+from fedgrad.ad.subject import Rules, Subject, is_while, possible, rule_vectors
 from fedgrad.core.check import check
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
 from fedgrad.core.graph import Graph, Value
@@ -118,6 +118,8 @@ def choose(subject: Subject, cost: CostModel) -> Choice:
     vectors = rule_vectors(subject) if few else _promising(subject, price)
     found = [best for rules in vectors if (best := price(rules)) is not None]
     if not found:
+        if any(is_while(unit) for _, unit in subject.units):
+            refuse_forward_by_clients(subject)
         raise PlanError.here(
             f"no way to differentiate {subject.name} satisfies the cost model {cost}: "
             "every one asks clients again that the program asks only once, or needs more client "
