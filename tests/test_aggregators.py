@@ -102,6 +102,22 @@ def test_a_decoder_that_forgets_something_is_refused():
         class_1.on(fg.executors.local(aggregator=short))(X, Z)
 
 
+@pytest.mark.parametrize(
+    "encode, words",
+    [
+        (lambda xs: None, "a list of arrays; got None"),
+        (lambda xs: xs[0], "a list of arrays"),
+        (lambda xs: [], "at least one array"),
+        (lambda xs: [x > 0 for x in xs], "encodes .'bool'.*: .* of numbers"),
+    ],
+    ids=["None", "an array", "nothing", "bools"],
+)
+def test_what_cannot_be_summed_is_refused(encode, words):
+    odd = fg.aggregate.Aggregator("odd", encode, lambda sums, shapes: sums)
+    with pytest.raises(fg.PlanError, match=f"aggregator 'odd'.*{words}"):
+        class_1.on(fg.executors.local(aggregator=odd))(X, Z)
+
+
 def test_a_million_parameters_and_a_hundred_clients():
     @fg.program(z=fg.CLIENTS)
     def update(w, z):

@@ -50,6 +50,28 @@ def test_a_wrong_derivative_is_found():
     assert fg.check_grads(loss, (X, Z), tolerance=10.0)
 
 
+@pytest.mark.parametrize(
+    "result, words",
+    [
+        (lambda x, z: fg.sum(fg.broadcast(x) > z), "not floating"),
+        (lambda x, z: fg.broadcast(x) * z, "at clients"),
+        (lambda x, z: (fg.sum(z), z), "at clients"),
+    ],
+    ids=["integers", "of clients", "also of clients"],
+)
+def test_a_result_without_a_derivative_is_refused(result, words):
+    with pytest.raises(fg.ArgumentError, match=rf"returns what is {words}.*fg\.mean"):
+        fg.check_grads(fg.program(z=fg.CLIENTS)(result), (X, Z))
+
+
+def test_arguments_that_have_only_a_position():
+    @fg.program(z=fg.CLIENTS)
+    def positional(x, /, z):
+        return fg.mean(jnp.sum(fg.broadcast(x) ** 3 * z))
+
+    assert max(fg.check_grads(positional, (X, Z)).values()) < 1e-7
+
+
 @pytest.mark.parametrize("mode", ["auto", "forward", "reverse", "mixed"])
 def test_the_hessian_is_that_of_jax(mode):
     case = next(c for c in TABLE if c.program is class_1)

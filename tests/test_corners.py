@@ -90,7 +90,7 @@ def test_no_derivative_by_clients_through_a_while(mode, round_behind):
         x = lax.while_loop(lambda c: c[0] < 3, body, (0, x))[1] ** 2
         return fg.sum(jnp.sin(fg.broadcast(x) * z)) if round_behind else x
 
-    with pytest.raises(fg.PlanError, match="a scan .*instead of a while_loop"):
+    with pytest.raises(fg.PlanError, match=r"a scan .*instead of a while_loop"):
         fg.grad(f, "z", mode=mode)(X, Z)
 
 

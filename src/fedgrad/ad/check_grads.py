@@ -1,5 +1,6 @@
 """Is the derivative right? Finite differences say so, independently of any rule of ours."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.ad.activity import is_float
+from fedgrad.ad.activity import differentiable, is_float
 from fedgrad.ad.request import Argnums, Mode, argument_names
 from fedgrad.ad.transforms import grad
 from fedgrad.core.errors import ArgumentError, FederatedError, PlanError
+from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
+from fedgrad.core.trace import struct
+from fedgrad.plan.plan import plan
 
 MODES: tuple[Mode, ...] = ("forward", "reverse", "mixed")
 
@@ -38,8 +42,14 @@ def check_grads(
     names, _ = argument_names(program, argnums)
     bound = program.bind(tuple(args), {})
     key = jax.random.key(seed)
-    shape = jax.eval_shape(lambda: program(**bound))
-    weights = [w for w in jax.tree.leaves(_random(key, shape)) if is_float(w)]
+    results = [v for v in plan(program, *args).graph.outputs if differentiable(v)]
+    if not results or any(is_client(v.at) for v in results):
+        found = "at clients" if results else "not floating"
+        raise ArgumentError.here(
+            f"fg.check_grads of {program.name}, which returns what is {found}. It checks floating "
+            "results at the server: return fg.mean(...) or fg.sum(...) of what clients have."
+        )
+    weights = jax.tree.leaves(_random(key, [struct(v) for v in results]))
     number = _weighted(program, weights)
     moves = {n: _random(jax.random.fold_in(key, i + 1), bound[n]) for i, n in enumerate(names)}
     leaves = [x for x in jax.tree.leaves([bound[n] for n in names]) if is_float(x)]
@@ -49,14 +59,14 @@ def check_grads(
 
     def at(t: float) -> float:
         moved = {n: jax.tree.map(lambda x, v: _moved(x, v, t), bound[n], moves[n]) for n in names}
-        return float(number(**{**bound, **moved}))
+        return float(_call(number, {**bound, **moved}))
 
     expected = (at(step) - at(-step)) / (2 * step)
     errors: dict[str, float] = {}
     problems: dict[str, str] = {}
     for mode in modes:
         try:
-            slopes = grad(number, names, mode)(**bound)
+            slopes = _call(grad(number, names, mode), bound)
         except PlanError as error:
             problems[mode] = str(error)
             continue
@@ -74,6 +84,11 @@ def check_grads(
         reasons = " ".join(f"{mode}: {why}" for mode, why in problems.items())
         raise ArgumentError.here(f"{program.name} has a derivative in none of {modes}. {reasons}")
     return errors
+
+
+def _call(program: Program, bound: dict[str, Any]) -> Any:
+    given = inspect.BoundArguments(program.signature, bound)  # type: ignore[arg-type]
+    return program(*given.args, **given.kwargs)
 
 
 def _weighted(program: Program, weights: list[Any]) -> Program:

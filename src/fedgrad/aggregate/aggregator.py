@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedgrad.core.check import check
 from fedgrad.core.errors import PlanError
@@ -56,9 +57,10 @@ class Aggregator:
             return x, ()
         values, totals = [v for v, _ in x.up], [total for _, total in x.up]
         shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
-        encoding = _equations(self.encode, values)
+        encoding = self._equations(self.encode, values)
+        _check_sent(self.name, encoding.outputs)
         sent = [Value(v.aval, SERVER, v.origin) for v in encoding.outputs]
-        decoding = _equations(lambda sums: self.decode(sums, shapes), sent)
+        decoding = self._equations(lambda sums: self.decode(sums, shapes), sent)
         _check(self.name, decoding.outputs, totals)
         stage = dataclasses.replace(
             x.stage,
@@ -73,15 +75,34 @@ class Aggregator:
         exchange = dataclasses.replace(x, stage=stage, up=up)
         return exchange, (*decoding.equations, *named)
 
+    def _equations(self, fun: Callable[[Any], Arrays], values: Sequence[Value]) -> Graph:
+        """A function of arrays as equations between values; they belong to the line of the
+        first."""
+
+        def arrays(*xs: Any) -> list[Any]:
+            found = fun(list(xs))
+            if not isinstance(found, list | tuple):
+                raise PlanError.here(
+                    f"the aggregator {self.name!r}: encode and decode give a list of arrays; got "
+                    f"{found!r}."
+                )
+            return list(found)
+
+        structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
+        jaxpr = jax.make_jaxpr(arrays)(*structs)
+        return check(jaxpr, values, nested=True, source=values[0].origin.source)
+
 
 plain = Aggregator("plain", lambda values: values, lambda sums, shapes: sums)
 
 
-def _equations(fun: Callable[[Any], Arrays], values: Sequence[Value]) -> Graph:
-    """A function of arrays as equations between values; they belong to the line of the first."""
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
-    jaxpr = jax.make_jaxpr(lambda *xs: list(fun(list(xs))))(*structs)
-    return check(jaxpr, values, nested=True, source=values[0].origin.source)
+def _check_sent(name: str, encoded: Sequence[Value]) -> None:
+    dtypes = [str(v.aval.dtype) for v in encoded]
+    if not dtypes or not all(jnp.issubdtype(v.aval.dtype, jnp.number) for v in encoded):
+        raise PlanError.here(
+            f"the aggregator {name!r} encodes {dtypes}: it gives at least one array, of numbers, "
+            "because nothing else can be summed. Send bools as integers."
+        )
 
 
 def _check(name: str, found: Sequence[Value], wanted: Sequence[Value]) -> None:
