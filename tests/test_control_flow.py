@@ -10,6 +10,8 @@ import pytest
 import fedgrad as fg
 from programs import Moved, assert_same
 
+pytestmark = pytest.mark.promotes("rank")  # of formulas over all clients at once
+
 X, Z = jnp.array([0.3, -0.2, 0.5]), jnp.linspace(-1, 1, 12).reshape(4, 3)
 EXECUTORS = (fg.executors.reference(), fg.executors.local(), fg.executors.local(chunk=3))
 

@@ -15,7 +15,7 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import LocalTraining, as_work
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import Loss
-from fedgrad.algorithms.optimizer import apply, as_optimizer
+from fedgrad.algorithms.optimizer import apply, as_optimizer, start_of
 from fedgrad.algorithms.restarts import require_no_restart
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments, nearest
@@ -87,7 +87,7 @@ def fed_opt(
         require_no_restart(work.optimizer.build(first["client"]), params)
         made = ours.build(first["server"])
         rounds = jnp.int32(0) if names_of.schedules(hyper) else None
-        return ServerState(params, made.init(params), rounds)
+        return ServerState(params, start_of(made, params), rounds)
 
     @program(cohort=CLIENTS)
     def round(state: ServerState, hyper: Any, cohort: Any, key: jax.Array) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.primitives import Literal
 
@@ -23,6 +24,11 @@ class Schedule:
     """
 
     value: Callable[[Any], Any]
+
+    def at(self, round: Any) -> Any:
+        """Its number of a round. Schedules of optax count on promotion."""
+        with promoting():
+            return self.value(round)
 
     def _is_no_number(self, *_: Any) -> NoReturn:
         raise ArgumentError.here(
@@ -54,7 +60,7 @@ def at(hyper: Any, round: Any) -> Any:
     """The hyperparameters of a round, all of them numbers; the first round is 0."""
 
     def value(leaf: Any) -> Any:
-        return leaf.value(round) if _is_schedule(leaf) else leaf
+        return leaf.at(round) if _is_schedule(leaf) else leaf
 
     return jax.tree.map(value, hyper, is_leaf=_is_schedule)
 
@@ -70,7 +76,7 @@ def depends_on_its_number(fun: Any) -> bool:
     """Whether this is a function of one whole number, to a number or a truth value that is not the
     same for all."""
     try:
-        jaxpr = jax.make_jaxpr(fun)(jax.ShapeDtypeStruct((), jnp.int32)).jaxpr
+        jaxpr = jax.make_jaxpr(Schedule(fun).at)(jax.ShapeDtypeStruct((), jnp.int32)).jaxpr
     except Exception:  # whatever a function does that was not made for a number
         return False
     if len(jaxpr.outvars) != 1 or jaxpr.outvars[0].aval.shape:
@@ -134,7 +140,7 @@ def _is_schedule(leaf: Any) -> bool:
 def _gives_a_number(fun: Any) -> bool:
     """Whether this is a schedule: a function that gives a number for the number of a round."""
     try:
-        found = jax.eval_shape(fun, jax.ShapeDtypeStruct((), jnp.int32))
+        found = jax.eval_shape(Schedule(fun).at, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception:  # whatever a function does that was not made for the number of a round
         return False
     real = isinstance(found, jax.ShapeDtypeStruct) and not found.shape

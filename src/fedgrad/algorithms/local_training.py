@@ -10,8 +10,16 @@ import jax.numpy as jnp
 import optax
 
 from fedgrad.algorithms.objective import Loss, batch_loss, client_loss, takes_key
-from fedgrad.algorithms.optimizer import Optimizer, apply, as_optimizer, is_number, optimizer
+from fedgrad.algorithms.optimizer import (
+    Optimizer,
+    apply,
+    as_optimizer,
+    is_number,
+    optimizer,
+    start_of,
+)
 from fedgrad.clients.examples import Examples
+from fedgrad.core.dtypes import wide
 from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
 
 # (params, model of the server, batch, mask, hyper, key) -> (loss, gradient)
@@ -71,10 +79,10 @@ class LocalTraining:
                 value, g = slope(params, start, batch, mask, hyper, fresh)
                 params, state = apply(made, g, state, params)
                 here = jnp.sum(mask).astype(total.dtype)
-                return params, state, total + (value * here).astype(total.dtype), seen + here, i + 1
+                return params, state, total + value.astype(total.dtype) * here, seen + here, i + 1
 
-            zero = jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(start)))
-            carry = (start, made.init(start), zero, zero, jnp.int32(0))
+            zero = jnp.zeros((), wide(start))
+            carry = (start, start_of(made, start), zero, zero, jnp.int32(0))
             ordered = order if self.shuffle else None
             end, _, total, seen, _ = examples.fold(
                 step, carry, self.batch_size, self.epochs, ordered, self.steps

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.clients.examples import Examples
+from fedgrad.core.dtypes import wide
 from fedgrad.core.errors import ArgumentError
 
 Loss = Callable[..., Any]  # (params, batch) or (params, batch, key) -> one loss per example
@@ -70,7 +71,7 @@ def client_loss(
             new = fun(params, batch, mask, key, i)
             return i + 1, jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, new)
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), _wide(x)), like)
+        zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), wide(x)), like)
         return examples.fold(step, (jnp.int32(0), zeros), batch_size)[1]
 
     @jax.custom_jvp
@@ -87,7 +88,7 @@ def client_loss(
         moves = jax.tree.leaves(tangents[0], is_leaf=_is_zero)
         for g, t in zip(jax.tree.leaves(gradients), moves, strict=True):
             if not _is_zero(t):
-                slope = slope + jnp.sum(g * t).astype(sums.dtype)
+                slope = slope + jnp.sum(g * t.astype(g.dtype)).astype(sums.dtype)
         return sums / count, slope / count
 
     return mean(params, examples, jax.random.key(0) if key is None else key)
@@ -97,10 +98,5 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, jax.custom_derivatives.SymbolicZero)
 
 
-def _wide(*arrays: Any) -> Any:
-    """What to add up many of them in: nothing narrower than float32."""
-    return jnp.result_type(jnp.float32, *arrays)
-
-
 def _zero(params: Any) -> jax.Array:
-    return jnp.zeros((), _wide(*jax.tree.leaves(params)))
+    return jnp.zeros((), wide(params))

@@ -24,9 +24,11 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.effect import require_effect
 from fedgrad.algorithms.gradient_cohort import GradientCohort, gradient_cohort
 from fedgrad.algorithms.metrics import Metrics
+from fedgrad.algorithms.optimizer import apply
 from fedgrad.algorithms.parametrization import Form, learned
 from fedgrad.algorithms.safeguards import choose, guarded, ran_away
 from fedgrad.clients.cohort import Population
+from fedgrad.core.dtypes import common, promoting
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
@@ -114,7 +116,7 @@ def self_tuning(
         def nothing(n: str) -> Any:
             """No derivative of the model by the hyperparameter n."""
             return jax.tree.map(
-                lambda leaf: jnp.zeros((*leaf.shape, *raw[n].shape), jnp.result_type(leaf, raw[n])),
+                lambda leaf: jnp.zeros((*leaf.shape, *raw[n].shape), common(leaf, raw[n])),
                 inner.params,
             )
 
@@ -127,8 +129,7 @@ def self_tuning(
     def follow(state: TunedState, outcome: Any) -> tuple[TunedState, Metrics]:
         """The next state, from what a round found out."""
         inner, metrics, gradient_loss, gradient, sensitivity = outcome
-        updates, kept = optimizer.update(gradient, state.optimizer, state.learned)
-        moved = optax.apply_updates(state.learned, updates)
+        moved, kept = apply(optimizer, gradient, state.optimizer, state.learned)
         moved = {n: wanted[n].project(moved[n]) for n in names}
         # The first parallel round has nothing to chain its gradient with.
         ready = (state.rounds > 0) | (schedule == "serial")
@@ -142,8 +143,8 @@ def self_tuning(
             jnp.where(
                 jnp.isfinite(state.first_loss),
                 state.first_loss,
-                gradient_loss if judges.loss or metrics.loss is None else metrics.loss,
-            ).astype(jnp.float32),
+                jnp.float32(gradient_loss if judges.loss or metrics.loss is None else metrics.loss),
+            ),
             state.rounds + 1,
             state.rejected,
         )
@@ -223,5 +224,6 @@ def _parallel(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) 
 
 def _chain(gradient: Any, sensitivity: Any) -> Any:
     """<g, S>: the derivative by a hyperparameter, of its shape."""
-    parts = jax.tree.map(lambda g, s: jnp.tensordot(g, s, axes=g.ndim), gradient, sensitivity)
-    return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])
+    with promoting():
+        parts = jax.tree.map(lambda g, s: jnp.tensordot(g, s, axes=g.ndim), gradient, sensitivity)
+        return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])

@@ -17,6 +17,7 @@ from fedgrad.algorithms.local_training import (
 )
 from fedgrad.algorithms.objective import Loss, batch_loss
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
+from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import known_arguments
 
 variant = known_arguments(BELONGS_TO_LOCAL_TRAINING)
@@ -118,9 +119,10 @@ def fed_prox(
         ) -> tuple[jax.Array, Any]:
             value, slope = plain(params, start, batch, mask, hyper, key)
             weight = hyper["proximal_weight"]
-            return value, jax.tree.map(
-                lambda g, w, w0: (g + weight * (w - w0)).astype(g.dtype), slope, params, start
-            )
+            with promoting():
+                return value, jax.tree.map(
+                    lambda g, w, w0: (g + weight * (w - w0)).astype(g.dtype), slope, params, start
+                )
 
         return gradient
 

@@ -37,14 +37,16 @@ class Examples:
 
     def take(self, indices: jax.Array) -> Any:
         """The examples at these indices; an index past the end gives the last example."""
-        rows = self.offset + jnp.clip(indices, 0, self.count - 1)
+        rows = self.offset + jnp.clip(jnp.asarray(indices, jnp.int32), 0, self.count - 1)
         return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), self.store)
 
     def batch(self, start: Any, size: int) -> tuple[Any, jax.Array]:
         """Examples start ... start + size - 1, and which of them exist (others are arbitrary)."""
-        mask = start + jnp.arange(size) < self.count
+        start = jnp.asarray(start, jnp.int32)
+        places = start + jnp.arange(size, dtype=jnp.int32)
+        mask = places < self.count
         if size > self.capacity:
-            return self.take(start + jnp.arange(size)), mask
+            return self.take(places), mask
         # The store has `capacity` spare rows at its end, so that a slice is never shifted back.
         begin = self.offset + start
         rows = jax.tree.map(
@@ -56,6 +58,7 @@ class Examples:
         """These places (by default all) of a random order of the indices 0 ... count - 1, which is
         followed by those that do not exist. Asking for a few places costs only a few."""
         places = jnp.arange(self.capacity) if indices is None else indices
+        places = jnp.asarray(places, jnp.int32)
         return jnp.where(places < self.count, permuted(key, self.count, places), places)
 
     def fold(
@@ -82,7 +85,7 @@ class Examples:
             if key is None:
                 return self.batch(start, batch_size)
             now = key if epochs == 1 or steps is not None else jax.random.fold_in(key, epoch)
-            places = start + jnp.arange(batch_size)
+            places = start + jnp.arange(batch_size, dtype=jnp.int32)
             return self.take(self.shuffled(now, places)), places < self.count
 
         if steps is not None:

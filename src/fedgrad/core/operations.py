@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.dtypes import common
 from fedgrad.core.errors import ArgumentError, PlacementError
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.primitives import (
@@ -56,7 +57,7 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
         )
     if jnp.issubdtype(weights.dtype, jnp.inexact):
         weights = _floating(weights)
-    counts = weights != 0
+    counts = weights if weights.dtype == jnp.bool_ else weights != 0
     if jnp.issubdtype(weights.dtype, jnp.inexact):
         weights = source_p.bind(weights, counts)  # it may depend on what it weighs
     total = sum(weights, at)
@@ -139,7 +140,7 @@ def _weighted_dtype(leaf: jax.Array, weights: jax.Array) -> Any:
     if not jnp.issubdtype(weights.dtype, jnp.complexfloating):
         return leaf.dtype
     floating = jnp.issubdtype(leaf.dtype, jnp.inexact)
-    return jnp.result_type(leaf.dtype, jnp.complex64) if floating else weights.dtype
+    return common(leaf.dtype, jnp.complex64) if floating else weights.dtype
 
 
 def _ratios(x: Any, sums: Any, count: jax.Array, empty: float, by_zero: bool = False) -> Any:

@@ -34,8 +34,8 @@ def logits(params: Any, x: jax.Array) -> jax.Array:
     """Scores of the classes, one row per example."""
     *hidden, last = params
     for layer in hidden:
-        x = jax.nn.relu(x @ layer["weights"] + layer["bias"])
-    return x @ last["weights"] + last["bias"]
+        x = jax.nn.relu(_affine(layer, x))
+    return _affine(last, x)
 
 
 def cross_entropy(params: Any, batch: Any) -> jax.Array:
@@ -48,3 +48,8 @@ def accuracy(params: Any, batch: Any) -> jax.Array:
     """1 for each example whose label scores highest, else 0."""
     right = jnp.argmax(logits(params, batch["x"]), axis=-1) == batch["y"]
     return right.astype(jnp.float32)
+
+
+def _affine(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    product = x @ layer["weights"]
+    return product + jnp.broadcast_to(layer["bias"], product.shape)

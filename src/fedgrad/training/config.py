@@ -89,7 +89,7 @@ def _program(course: Course, state: Any, draw: Draw) -> str | None:
 
 def _values(schedule: names_of.Schedule) -> np.ndarray:
     """What a schedule says, for as many rounds as can be looked at quickly."""
-    return np.asarray(jax.vmap(schedule.value)(jnp.arange(LOOKED_AT, dtype=jnp.int32)))
+    return np.asarray(jax.vmap(schedule.at)(jnp.arange(LOOKED_AT, dtype=jnp.int32)))
 
 
 def _shown(values: np.ndarray) -> str:

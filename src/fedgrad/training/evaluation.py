@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.sampling import Clients
+from fedgrad.core.dtypes import wide
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.operations import broadcast, sum
 from fedgrad.core.placement import CLIENTS
@@ -160,7 +161,7 @@ def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
                 for name, metric in metrics.items()
             }
 
-        zero = jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(params)))
+        zero = jnp.zeros((), wide(params))
         totals = sum(examples.fold(add, dict.fromkeys(metrics, zero), batch_size))
         count = sum(examples.count)
         return {name: total / count.astype(total.dtype) for name, total in totals.items()}
@@ -172,5 +173,4 @@ def _total(metric: Metric, params: Any, batch: Any, mask: jax.Array) -> jax.Arra
     # What is random in training (dropout) is drawn the same way in every evaluation.
     key = jax.random.key(0) if takes_key(metric) else None
     values = per_example(metric, params, batch, key)
-    dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(params))
-    return jnp.sum(jnp.where(mask, values, 0).astype(dtype))
+    return jnp.sum(jnp.where(mask, values.astype(wide(params)), 0))
