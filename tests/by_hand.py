@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedgrad as fg
+from fedgrad.algorithms.variants import ALGORITHMS
 
 SIZES = (53, 4, 17, 9)
 FEATURES = 2
@@ -123,6 +124,10 @@ def train(start, client, optimizer, gradient=None, **order):
 
 def mean(weights, values):
     return np.tensordot(weights, values, axes=1) / np.sum(weights)
+
+
+# Those whose clients keep a state have tests of their own, in test_client_state.py.
+STATELESS = {name: make for name, make in ALGORITHMS.items() if make(loss).client_init is None}
 
 
 def sizes_of(clients):

@@ -229,7 +229,7 @@ def training_runs_unchanged():
         fg.fit, algorithm, params=W, rounds=3, cohort_size=6, key=jax.random.key(0), progress=False
     )
     wanted = train(fg.population(CLIENTS))
-    found = train(own_population(), executor=MESH)
+    found = train(own_population())  # which says that it runs on the mesh
     assert_same(to_host(found.params), wanted.params)
     assert_same(found.history["loss"], wanted.history["loss"])
     rates = [np.asarray(r.hyper["server"]["learning_rate"]) for r in (found, wanted)]

@@ -14,8 +14,18 @@ import pytest
 
 import by_hand
 import fedgrad as fg
-from by_hand import BATCH, CLIENTS, POPULATION, START, Adam, Sgd, as_params, as_vector, loss
-from fedgrad.algorithms.variants import ALGORITHMS
+from by_hand import (
+    BATCH,
+    CLIENTS,
+    POPULATION,
+    START,
+    STATELESS,
+    Adam,
+    Sgd,
+    as_params,
+    as_vector,
+    loss,
+)
 
 EXECUTORS = {
     "local": fg.executors.local(),
@@ -206,7 +216,7 @@ CASES = [(name, "local") for name in TABLE] + [
 
 
 def test_every_algorithm_is_in_the_table():
-    assert set(ALGORITHMS) <= set(TABLE)
+    assert set(STATELESS) <= set(TABLE)
 
 
 @pytest.mark.parametrize("name, executor", CASES)
@@ -411,10 +421,10 @@ def like(tree):
     return jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", STATELESS)
 def test_a_state_stays_what_it_is(name):
     """Its shapes and dtypes, though the data are float64."""
-    algorithm = ALGORITHMS[name](of_all_dtypes)
+    algorithm = STATELESS[name](of_all_dtypes)
     values = {"bfloat16": [0.25, -0.5], "float32": 0.1, "float64": [0.25, -0.5]}
     params = {dtype: jnp.asarray(x, dtype) for dtype, x in values.items()}
     if name == "fedmechanic":  # that of optax takes only models of one dtype
@@ -481,7 +491,7 @@ def same_rounds(algorithm, hyper, values):
     assert int(state.rounds) == len(COHORTS)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", STATELESS)
 def test_every_hyperparameter_can_be_a_schedule(name):
     """All of them at once, each with a decay of its own."""
     algorithm = TABLE[name].algorithm
@@ -870,7 +880,7 @@ MISTAKES = {
             lambda make=make: make(loss, weightin="uniform"),
             rf"{make.__name__}\(\) has no argument 'weightin'. Did you mean 'weighting'\?",
         )
-        for make in ALGORITHMS.values()
+        for make in STATELESS.values()
     },
     "too much": (lambda: fg.fed_exp(loss, 0.1, 1.0), r"fed_exp\(\): too many positional"),
     "too little": (lambda: fg.fed_opt(loss, client=0.1), r"fed_opt\(\): missing.*'server'"),

@@ -196,7 +196,8 @@ def decay(start, later=1.0):
     return lambda round: jnp.where(round < 6000, start / (1 + round), later)
 
 
-SCHEDULED = fg.fed_avg(mean_square, client=decay(0.1))
+# Two that are equal, and not the same object.
+SCHEDULED, SAME = (fg.fed_avg(mean_square, client=decay(0.1)) for _ in range(2))
 OTHERWISE = {
     "start": (decay(0.5), "hyper.client.learning_rate: a schedule, 0.1, 0.05, .* 0.5, 0.25, .*now"),
     "late": (decay(0.1, later=2.0), "algorithm.schedules.client.learning_rate: "),
@@ -204,21 +205,25 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("federated", [False, True], ids=["local", "federated"])
+@pytest.fixture(scope="module", params=["local", "federated"])
+def place(request):
+    """Where to train, and whom: one executor for all, so that it compiles once."""
+    if request.param == "local":
+        return fg.executors.local(), CLIENTS
+    nodes = fg.executors.flower(InProcess.of(POINTS), platforms=("cpu",))
+    return nodes, nodes.population()
+
+
 @pytest.mark.parametrize("rate, message", OTHERWISE.values(), ids=OTHERWISE)
-def test_another_schedule_is_another_run(rate, message, federated, tmp_path):
+def test_another_schedule_is_another_run(rate, message, place, tmp_path):
     """Also where the program of a round cannot be compared, because the data are elsewhere."""
-    clients, on = CLIENTS, fg.executors.local()
-    if federated:
-        on = fg.executors.flower(InProcess.of(POINTS), platforms=("cpu",))
-        clients = on.population()
+    executor, clients = place
 
     def run(algorithm, rounds):
-        return train(algorithm.on(on), clients, rounds, out=tmp_path)
+        return train(algorithm.on(executor), clients, rounds, out=tmp_path)
 
     run(SCHEDULED, 1)
-    same = fg.fed_avg(mean_square, client=decay(0.1))
-    assert run(same, 2).rounds == 2
+    assert run(SAME, 2).rounds == 2
     with pytest.raises(RunFolderError, match=message):
         run(fg.fed_avg(mean_square, client=rate), 3)
 

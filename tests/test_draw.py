@@ -10,9 +10,9 @@ import pytest
 
 import fedgrad as fg
 from fedgrad.show.draw import svg
-from fedgrad.show.layout import Round, Size, frames, outline
+from fedgrad.show.outline import Frame, Round, Size, inside, outline
 from fedgrad.show.terminal import columns
-from fedgrad.show.text import rounds, text, totals
+from fedgrad.show.text import text, totals
 
 TRAIN, EVAL, AUDIT = (fg.Placement(name) for name in ("train", "eval", "audit"))
 
@@ -235,12 +235,13 @@ def test_no_line_runs_through_a_text(plan):
 def test_loops_are_framed(plan):
     root = ET.fromstring(svg(plan))
     framed = [e for e in root.iter(SVG + "rect") if e.get("data-frame")]
-    assert [e.get("data-frame") for e in framed] == [f.label for f in frames(outline(plan).items)]
+    frames = list(inside(outline(plan).items, Frame))
+    assert [e.get("data-frame") for e in framed] == [f.label for f in frames]
     heads = [e for e in root.iter(SVG + "text") if re.fullmatch(r"round \d+", e.text)]
-    for e, frame in zip(framed, frames(outline(plan).items), strict=True):
+    for e, frame in zip(framed, frames, strict=True):
         left, wide = float(e.get("x")), float(e.get("width"))
         held = {head.text for head in heads if 0 < float(head.get("x")) - left < wide}
-        inner = [r.number for part in frame.parts for r in rounds(part.items)]
+        inner = [r.number for part in frame.parts for r in inside(part.items, Round)]
         assert held == {f"round {number}" for number in inner if number is not None}
 
 
@@ -265,19 +266,11 @@ def test_text_shows_what_the_plan_says(plan):
 def test_rounds_are_those_of_the_plan(plan):
     shown = [
         (r.number, v.placement, (v.down or Size()).scalars, (v.up or Size()).bytes)
-        for r in in_order(outline(plan).items)
+        for r in inside(outline(plan).items, Round)
         for v in r.visits
         if v.down or v.up
     ]
     assert shown == [(t.round, t.placement, t.down, t.up_bytes) for t in plan.traffic]
-
-
-def in_order(items):
-    for item in items:
-        if isinstance(item, Round):
-            yield item
-        for part in getattr(item, "parts", ()):
-            yield from in_order(part.items)
 
 
 @every_plan

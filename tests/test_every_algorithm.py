@@ -13,8 +13,7 @@ import pytest
 
 import by_hand
 import fedgrad as fg
-from by_hand import START, as_params, loss
-from fedgrad.algorithms.variants import ALGORITHMS
+from by_hand import START, STATELESS, as_params, loss
 
 SCHEDULES = ("serial", "parallel")
 KEY = jax.random.key(0)
@@ -30,7 +29,7 @@ class Row:
     only: tuple[str, ...] = ()  # what this row is about; by default, everything
 
     def make(self, loss, batch_size=20, **many):
-        make, options = ALGORITHMS[self.name], dict(self.options)
+        make, options = STATELESS[self.name], dict(self.options)
         rate = options.pop("client", 0.1)
         if self.name == "fedsgd":
             work = {"batch_size": batch_size}
@@ -44,7 +43,7 @@ class Row:
 
 
 TABLE = {
-    **{name: Row(name) for name in ALGORITHMS},
+    **{name: Row(name) for name in STATELESS},
     # FedHyper's bounds have an effect where they bind, and they cannot both bind at once.
     "fedhyper": Row("fedhyper", start={"server.high": 1e-3}, only=("client", "server.high")),
     "fedhyper, low": Row("fedhyper", start={"server.low": 0.5}, only=("server.low",)),
@@ -71,8 +70,8 @@ def test_every_hyperparameter_is_in_the_table():
         for row in TABLE.values()
         for path in fg.hyper.select(row.make(loss).hyper, row.learn)
     }
-    for name in ALGORITHMS:
-        for path in fg.hyper.paths(ALGORITHMS[name](loss).hyper):
+    for name in STATELESS:
+        for path in fg.hyper.paths(STATELESS[name](loss).hyper):
             assert (name, path) in found
 
 
@@ -250,7 +249,7 @@ EACH = {
     f"{name}-{path}-{schedule}": (row, path, schedule)
     for name, row in TABLE.items()
     for path in fg.hyper.select(row.make(loss).hyper, row.learn)
-    if name in ALGORITHMS or path not in fg.hyper.paths(ALGORITHMS[row.name](loss).hyper)
+    if name in STATELESS or path not in fg.hyper.paths(STATELESS[row.name](loss).hyper)
     if name != "layers"  # the model is one
     for schedule in SCHEDULES
 }

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fedgrad.federation import InProcess, Policy
 from fedgrad.federation.protocol.errors import CohortMismatch, Refused
 from fedgrad.federation.protocol.memory import KEPT
 from fedgrad.federation.protocol.state import begin, gather, restored, saved, scatter
+from fedgrad.federation.protocol.values import choose
 from programs import normal
 
 Z = normal(0, 4, 3)
@@ -196,3 +198,54 @@ def test_states_in_loops():
         np.testing.assert_allclose(y, x, rtol=1e-6)
         held.append(state)
         state = restored(begin(first, range(4)), json.loads(json.dumps(saved(state))))
+
+
+def test_of_clients_that_were_not_needed_the_state_stays_as_it_was():
+    transport, executor = nodes()
+    cohort, state = choose(executor.clients(), [0, 2, 3], 2), begin(FIRST, range(4))  # two of them
+    node, gate = transport.handlers[1002], threading.Event()
+    answer = node.handle
+    node.handle = lambda request: answer(request) if gate.wait(60) else None
+    x, new = variates.on(executor)(jnp.ones(3), cohort, gather(state, cohort))
+    state = scatter(state, new)
+    assert new["control"].clients == (0, 3) and list(saved(state)[0]) == ["0", "3"]
+    gate.set()
+    x, state = one_round(executor, x, state, [0, 2, 3])
+    assert list(saved(state)[0]) == ["0", "2", "3"]
+
+
+def test_two_placements():
+    held_out = fg.Placement("held_out")
+
+    @fg.program(z=fg.CLIENTS, state=fg.CLIENTS, w=held_out)
+    def both(x, z, state, w):
+        new = state + fg.broadcast(x) * z
+        return x - fg.mean(new) + fg.mean(fg.broadcast(x, at=held_out) * w, at=held_out), new
+
+    transport, executor = nodes()
+    x = y = jnp.ones(3)
+    simulated, state = jnp.zeros((4, 3)), begin(jnp.zeros(3), range(4))
+    for mine, theirs in ([[0, 1], [2, 3]], [[1, 2], [0, 3]], [[0, 2], [1]]):
+        i, j = jnp.asarray(mine), jnp.asarray(theirs)
+        x, new = both(x, Z[i], simulated[i], Z[j])
+        simulated = simulated.at[i].set(new)
+        z, w = executor.clients(which=mine), executor.clients(which=theirs)
+        y, new = both.on(executor)(y, z, gather(state, z), w)
+        state = scatter(state, new)
+        np.testing.assert_allclose(y, x, rtol=1e-6)
+
+
+def test_derivatives_by_what_clients_keep():
+    gradient = fg.grad(fg.program(z=fg.CLIENTS, state=fg.CLIENTS)(_loss), mode="reverse")
+    transport, executor = nodes()
+    x, state = one_round(executor, jnp.ones(3), begin(FIRST, range(4)), [0, 1])
+    z = executor.clients()
+    found = gradient.on(executor)(x, z, gather(state, z))
+    _, some = variates(jnp.ones(3), Z[:2], jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), FIRST))
+    whole = jax.tree.map(lambda leaf, new: jnp.stack([*new, leaf, leaf]), FIRST, some)
+    np.testing.assert_allclose(found, gradient(x, Z, whole), rtol=1e-6)
+
+
+def _loss(x, z, state):
+    first = fg.mean(jnp.tanh(fg.broadcast(x) * z + state["control"]))
+    return fg.mean(jnp.sum((fg.broadcast(first) - z) ** 2 * (1 + state["rounds"])))

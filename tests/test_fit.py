@@ -17,6 +17,7 @@ from rich.console import Console
 import fedgrad as fg
 from fedgrad.clients import sampling
 from fedgrad.core.errors import MissingExtra
+from fedgrad.training.course import draws
 from fedgrad.training.history import MetricError
 from fedgrad.training.log import read_log
 from line import FIRST, line, mean_square, points
@@ -42,8 +43,8 @@ def first_weight(every):
 
 
 def cohorts(rounds, key=KEY, name="cohort", size=5):
-    draw = sampling.draws({"cohort": CLIENTS, name: CLIENTS}, {"cohort": size, name: size}, key)
-    return [np.asarray(draw(r).cohorts[name].index).tolist() for r in range(1, rounds + 1)]
+    """Who is drawn by hand, which is what `fit` is compared with."""
+    return [CLIENTS.sample(key, size, r, name).index.tolist() for r in range(1, rounds + 1)]
 
 
 # What is computed
@@ -67,7 +68,7 @@ def test_it_is_the_hand_written_loop():
 
 def test_rounds_through_fit_are_the_rounds_of_the_algorithm():
     algorithm = LINE
-    draw = sampling.draws({"cohort": CLIENTS}, {"cohort": 5}, KEY)
+    draw = draws({"cohort": CLIENTS}, {"cohort": 5}, KEY)
     state = algorithm.init(jax.tree.map(jnp.asarray, FIRST))
     for r in range(1, 5):
         drawn = draw(r)
@@ -135,7 +136,7 @@ def test_nothing_is_traced_or_compiled_again():
 def test_a_cohort_depends_on_the_key_and_the_round_only():
     order = cohorts(20)
     assert order == cohorts(20) and order[:3] == cohorts(3)
-    backwards = sampling.draws({"cohort": CLIENTS}, {"cohort": 5}, KEY)
+    backwards = draws({"cohort": CLIENTS}, {"cohort": 5}, KEY)
     assert [np.asarray(backwards(r).cohorts["cohort"].index).tolist() for r in (20, 3)] == [
         order[19],
         order[2],
@@ -149,17 +150,17 @@ def test_a_cohort_depends_on_the_key_and_the_round_only():
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_the_key_of_a_round(implementation):
     key = jax.random.key(3, impl=implementation)
-    draw = sampling.draws({"cohort": CLIENTS}, {"cohort": 5}, key)
+    draw = draws({"cohort": CLIENTS}, {"cohort": 5}, key)
     keys = [draw(r).key for r in range(1, 12)]
     assert {str(jax.random.key_impl(k)) for k in keys} == {implementation}
     assert len({np.asarray(jax.random.key_data(k)).tobytes() for k in keys}) == 11
-    again = sampling.draws({"cohort": CLIENTS}, {"cohort": 5}, key)
+    again = draws({"cohort": CLIENTS}, {"cohort": 5}, key)
     assert jax.random.key_data(again(7).key).tolist() == jax.random.key_data(keys[6]).tolist()
 
 
 def test_old_style_keys():
     old = jax.random.key_data(KEY)
-    draw = sampling.draws({"cohort": CLIENTS}, {"cohort": 5}, old)
+    draw = draws({"cohort": CLIENTS}, {"cohort": 5}, old)
     assert draw(1).key.dtype == jnp.uint32 and draw(1).key.shape == (2,)
     assert np.asarray(draw(1).cohorts["cohort"].index).tolist() == cohorts(1)[0]
 
@@ -184,10 +185,9 @@ def test_fixed_and_learned_runs_share_their_clients():
 
     def spy(name):
         class Recorded(Sampled):
-            def sample(self, key, size):
-                cohort = super().sample(key, size)
-                seen.setdefault(name, []).append(np.asarray(cohort.index).tolist())
-                return cohort
+            def select(self, clients):
+                seen.setdefault(name, []).append(clients.tolist())
+                return super().select(clients)
 
         return Recorded()
 
@@ -197,14 +197,14 @@ def test_fixed_and_learned_runs_share_their_clients():
     assert seen["both"][1::2] != seen["fixed"]
 
 
-class Sampled:
-    """Clients as a federation has them: they can be counted and sampled, and no more."""
+class Sampled(fg.Population):
+    """Clients that can be counted and chosen, and no more."""
 
     def __len__(self):
         return 12
 
-    def sample(self, key, size):
-        return CLIENTS.sample(key, size)
+    def select(self, clients):
+        return CLIENTS.select(clients)
 
 
 def test_clients_that_can_only_be_sampled(tmp_path):
@@ -222,12 +222,9 @@ def test_clients_of_a_federation_are_those_of_its_simulation():
     asked = []
 
     class Federation(Sampled):
-        def candidates(self, size):
-            return size + 2
-
-        def take(self, positions, size):
-            asked.append(positions.tolist())
-            return CLIENTS.select(positions[:size])
+        def sample(self, key, size, round, role):
+            asked.append(self.indices(key, size + 2, round, role).tolist())
+            return CLIENTS.select(asked[-1][:size])
 
     real, simulated = train(clients=Federation(), rounds=3), train(rounds=3)
     assert [len(positions) for positions in asked] == [7, 7, 7]
@@ -404,9 +401,9 @@ def test_clients_are_not_asked_in_vain():
     class Counted(Sampled):
         asked = 0
 
-        def sample(self, key, size):
+        def select(self, clients):
             self.asked += 1
-            return super().sample(key, size)
+            return super().select(clients)
 
     clients = Counted()
     stop = lambda round, state, metrics: round == 2
@@ -590,7 +587,14 @@ MISTAKES = {
     "nothing to watch": ({"callbacks": [fg.early_stop("eval.loss")]}, "nothing is evaluated"),
     "another to watch": (
         {"callbacks": [fg.early_stop("eval.tst.x")], "evaluate": {"test": lambda p: {"x": 1}}},
-        "no evaluation 'tst'. Did you mean 'test'",
+        "Did you mean 'eval.test.'",
+    ),
+    "another metric to watch": (
+        {
+            "callbacks": [fg.early_stop("eval.los")],
+            "evaluate": fg.Evaluation({"loss": mean_square}, CLIENTS),
+        },
+        "Did you mean 'eval.loss'",
     ),
     "a callback": ({"callbacks": ["watch"]}, "callbacks= takes functions"),
     "params": ({"params": {"w": print}}, "made of arrays"),

@@ -11,6 +11,7 @@ import inspect
 import pathlib
 import subprocess
 import sys
+import typing
 import weakref
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedgrad
 import fedgrad as fg
 from fedgrad.federation import InProcess
 from programs import normal
@@ -145,6 +147,33 @@ def test_one_file_knows_the_layout_of_control_flow():
         assert name == "fedgrad.core.control" or not strings & LAYOUT, name
 
 
+# Who may touch the bodies of an equation: the graph with its fold, and the evaluator. In the others
+# the word stands for JAX's own jaxprs.
+OF_GRAPHS = {"fedgrad.core.graph", "fedgrad.core.evaluate"}
+OF_JAXPRS = {"core.control", "core.check", "core.normal_form", "executors.loops"}
+
+
+def test_only_the_fold_and_the_evaluator_descend_into_bodies():
+    """Elsewhere it is only asked whether there are any."""
+    found = set()
+    for name, path in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            inner = []
+            if isinstance(node, ast.Subscript):
+                inner = [node.value]
+            elif isinstance(node, (ast.For, ast.comprehension)):
+                inner = [node.iter]
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+                inner = [node.value]
+            elif isinstance(node, ast.Call):
+                inner = node.args
+            if any(isinstance(x, ast.Attribute) and x.attr == "bodies" for x in inner):
+                found.add(name)
+    assert found >= OF_GRAPHS
+    assert found - OF_GRAPHS - {f"fedgrad.{name}" for name in OF_JAXPRS} == set()
+
+
 def test_importing_fedgrad_is_light():
     code = "import sys, fedgrad; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -166,6 +195,27 @@ def public_functions():
 def test_no_public_function_has_more_than_ten_parameters():
     many = {n: len(inspect.signature(f).parameters) for n, f in public_functions()}
     assert not {n: count for n, count in many.items() if count > 10}
+
+
+def returned(function):
+    """The classes of fedgrad in what a function says that it returns."""
+    left = [typing.get_type_hints(function).get("return")]
+    while left:
+        one = left.pop()
+        left += [part for part in typing.get_args(one) if not isinstance(part, list)]
+        if inspect.isclass(one) and one.__module__.split(".")[0] == "fedgrad":
+            yield one
+
+
+def test_every_type_that_a_public_function_returns_is_public():
+    public = set(map(id, vars(fg).values()))
+    hidden = {
+        (name, found.__name__)
+        for name, function in public_functions()
+        for found in returned(function)
+        if id(found) not in public
+    }
+    assert not hidden
 
 
 # --- plans are data -----------------------------------------------------------------------------
@@ -223,6 +273,23 @@ def test_a_plan_of_a_derivative_within_another_program_has_its_own_rules():
     assert fg.plan(fg.grad(loss, mode="reverse"), X, Z).rules == ("pull",)
 
 
+@pytest.mark.parametrize("mode", ["forward", "reverse", "mixed", "auto"])
+def test_a_derivative_is_derived_as_often_as_rules_were_priced(mode, monkeypatch):
+    from fedgrad.ad import derivative, planner, request
+
+    made, priced = [], []
+    for module in (planner, request):
+        monkeypatch.setattr(
+            module, "derivative", lambda *a, **k: made.append(1) or derivative.derivative(*a, **k)
+        )
+    price = planner._price
+    monkeypatch.setattr(planner, "_price", lambda *a: priced.append(1) or price(*a))
+    loss, calls = counted()
+    fg.grad(loss, mode=mode)(X, Z)
+    assert len(calls) == 1
+    assert (len(made), len(priced)) == ((3, 3) if mode == "auto" else (1, 0))
+
+
 def test_choices_are_not_remembered_for_ever():
     loss, _ = counted()
     gradient = fg.grad(loss)
@@ -252,3 +319,57 @@ def test_a_closed_executor_is_garbage():
     gc.collect()
     assert [ghost() for ghost in ghosts] == [None, None]
     assert loss(X, Z).shape == ()  # the program lives on
+
+
+def test_programs_and_calls_do_not_grow_memory():
+    """500 programs that nobody has any more, and 2,000 calls of one that stays."""
+
+    def objects():
+        gc.collect()
+        return len(gc.get_objects())
+
+    def fresh(number):
+        @fg.program(z=fg.CLIENTS)
+        def loss(x, z):
+            return fg.mean(jnp.sum((fg.broadcast(x) * number - z) ** 2))
+
+        for program in (loss, fg.grad(loss)):
+            assert fg.plan(program, X, Z).rounds == 1
+
+    loss, _ = counted()
+    gradient = fg.grad(loss)
+    for number in range(10):
+        fresh(number)
+        gradient(X, Z)
+    jax.clear_caches()
+    before = objects()
+    for number in range(500):
+        fresh(number)
+    for _ in range(2000):
+        gradient(X, Z)
+    jax.clear_caches()  # JAX keeps what it traced, as many of each function as it likes
+    assert objects() - before < 2000
+
+
+# --- what is public -------------------------------------------------------------------------------
+
+
+def test_all_is_the_whole_api():
+    public = [n for n, v in vars(fg).items() if n[0] != "_" and not inspect.ismodule(v)]
+    rooms = [n for n in fg.__all__ if inspect.ismodule(getattr(fg, n))]
+    assert sorted(fg.__all__) == sorted([*public, *rooms])
+
+
+def test_what_public_functions_return_is_public():
+    known = [getattr(fg, name) for name in fg.__all__]
+    for name, function in public_functions():
+        hints = typing.get_type_hints(function)
+        for kind in (hints.get("return"), *typing.get_args(hints.get("return"))):
+            if inspect.isclass(kind) and kind.__module__.startswith("fedgrad"):
+                assert kind in known, f"fg.{name} returns {kind}"
+
+
+def test_modules_below_a_name_that_is_also_a_function():
+    import fedgrad.plan.cut as module
+
+    assert module is sys.modules["fedgrad.plan.cut"] and callable(fedgrad.plan)

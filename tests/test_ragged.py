@@ -332,16 +332,20 @@ def test_random_cohorts_never_recompile(executor):
     assert len(traces) == 2
 
 
-def test_sampling_does_not_recompile(caplog):
-    def compiled(seed, size):
+def test_sampling_compiles_nothing(caplog):
+    keys = [jax.random.key(seed) for seed in range(2)]
+    jax.random.key_data(keys[0])
+
+    def compiled(call):
         caplog.clear()
         with jax.log_compiles():
-            POPULATION.sample(jax.random.key(seed), size)
-            POPULATION.select(list(range(size)))
+            call()
         return [r for r in caplog.records if "Compiling" in r.getMessage()]
 
-    assert compiled(0, 4)
-    assert not compiled(1, 4)
+    assert compiled(lambda: jax.jit(lambda x: x + 1)(1.0))
+    for key in keys:
+        assert not compiled(lambda key=key: POPULATION.sample(key, 4))
+    assert not compiled(lambda: POPULATION.select([0, 1, 2, 3]))
 
 
 def test_a_cohort_goes_through_jit():

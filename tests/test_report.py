@@ -16,13 +16,13 @@ import pytest
 
 import fedgrad as fg
 from chromium import COMMAND, chromium
-from fedgrad.experiments.claims import Claim
+from fedgrad.experiments.claims import Claim, score
 from fedgrad.experiments.experiment import Experiment, Reproduction
 from fedgrad.experiments.results import Results
 from fedgrad.experiments.tables import Table
 from fedgrad.report import plans, run
 from fedgrad.report.charts import html as html_of
-from fedgrad.report.experiment import experiment_page, score, size_of
+from fedgrad.report.experiment import experiment_page, size_of
 from fedgrad.report.page import ReportError, picture
 from fedgrad.report.top import verdict
 from fedgrad.report.words import change
@@ -272,6 +272,22 @@ def test_a_curve_that_runs_away_is_cut_and_said():
     assert "leaves" not in chart(Curve("wild", x, wild), Curve("calm", x, calm))
 
 
+def test_charts_of_nothing_and_of_what_is_only_behind():
+    nan, x = [math.nan] * 3, [1, 2, 3]
+    for curves in (
+        (),
+        (Curve("empty", [], []),),
+        (Curve("nan", x, nan, band=(nan, nan)),),
+        (Curve("thin", x, [1, 20, 2], look="thin"), Curve("thin", x, [2, 1, 1], look="thin")),
+        (Curve("twice", x, [1, 2, 3]), Curve("twice", x, [3, 2, math.inf], look="dots")),
+    ):
+        made = Chart("Loss", curves, "round")
+        for shown in (chart(*curves), Figure([[made, made], [made]]).svg()):
+            assert "nan" not in "".join(re.findall(r' d="(.*?)"', shown)).lower()
+    drawn = read_back(chart(Curve("thin", x, [1, 20, 2], look="thin")))
+    np.testing.assert_allclose(drawn[0], np.c_[x, [1, 20, 2]], atol=0.3)
+
+
 def test_a_chart_of_one_point_and_of_constants():
     for curve in (Curve("one", [1], [3.0]), Curve("flat", [1, 2], [0.0, 0.0])):
         paths = Found(chart(curve)).all("path", "curve")
@@ -409,7 +425,7 @@ def test_vectors_are_shown_entry_by_entry(folder):
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = run.read(folder)
     assert found.learned == ("rate[0]", "rate[1]")
-    assert found.curves["learned"]["loss[1]"].values == (2.0, 1.0, 2 / 3)
+    assert tuple(found.curves["learned"]["loss[1]"].values) == (2.0, 1.0, 2 / 3)
     report_of(folder)
 
 
@@ -472,7 +488,7 @@ def reproduction(words="x"):
 def test_the_report_of_an_experiment():
     shown = reproduction()
     page = Found(experiment_page(experiment_of(), shown))
-    assert score(shown) == "1 of 2 tested claims hold"
+    assert score(shown.claims) == "1 of 2 tested claims hold"
     assert size_of(experiment_of(), shown) == "quick"
     assert [e[2] for e in page.all("span", "verdict")] == ["Holds", "Does not hold", "Not tested"]
     classes = [e[1]["class"] for e in page.all("li") if "class" in e[1]]

@@ -43,16 +43,34 @@ def alone(setting, population, found, trial, rounds):
 def test_random_search_is_trials_one_by_one(setting, population):
     algorithm, options, evaluate = setting
     found = fg.random_search(
-        algorithm, population, SPACE, trials=5, rounds=4, evaluate=evaluate, **options
+        algorithm, population, SPACE, trials=9, rounds=4, evaluate=evaluate, **options
     )
-    expected = [alone(setting, population, found, i, 4) for i in range(5)]
+    expected = [alone(setting, population, found, i, 4) for i in range(9)]
     np.testing.assert_allclose(found.scores, expected, rtol=1e-5)
     assert found.best == int(np.argmin(expected))
     np.testing.assert_allclose(float(evaluate(found.params)["loss"]), found.score, rtol=1e-5)
-    assert found.rounds.tolist() == [4] * 5
+    assert found.rounds.tolist() == [4] * 9
     rates = found.tried["server.learning_rate"]
     assert found.hyper["server"]["learning_rate"] == pytest.approx(rates[found.best])
-    assert len(set(rates.tolist())) == 5 and np.all((rates > 1e-3) & (rates < 3))
+    assert len(set(rates.tolist())) == 9 and np.all((rates > 1e-3) & (rates < 3))
+
+
+def test_a_second_search_traces_nothing(setting, population):
+    _, options, evaluate = setting
+    calls = []
+
+    def counted(params, batch):
+        calls.append(None)
+        return loss(params, batch)
+
+    algorithm = fg.fed_sgd(counted)
+    space = {"server.learning_rate": fg.uniform(0, 1)}
+    found = []
+    for key in (0, 1):
+        settings = {**options, "key": jax.random.key(key), "rounds": 2, "evaluate": evaluate}
+        fg.random_search(algorithm, population, space, trials=3, **settings)
+        found.append(len(calls))
+    assert found[0] == found[1] > 0
 
 
 def test_halving_keeps_the_best_third(setting, population):
@@ -87,7 +105,7 @@ def test_what_diverges_is_never_the_best(setting, population):
 
 def test_groups_that_fit_into_memory(setting, population, monkeypatch):
     algorithm, options, evaluate = setting
-    kinds = dict(trials=5, rounds=3, evaluate=lambda p: {"loss": jnp.sum(p["w"])}, **options)
+    kinds = dict(trials=3, rounds=3, evaluate=lambda p: {"loss": jnp.sum(p["w"])}, **options)
     together = fg.random_search(algorithm, population, SPACE, **kinds)
     monkeypatch.setattr("fedgrad.training.search.TOGETHER", 60)  # two trials of 24 bytes
     grouped = fg.random_search(algorithm, population, SPACE, **kinds)

@@ -18,7 +18,7 @@ from workloads import cohort, first_weights, unflatten
 
 import fedgrad as fg
 from fedgrad.clients import sampling
-from fedgrad.training import loop
+from fedgrad.training import course, loop
 from sections.rounds import FEDJAX, PFL, Rounds
 
 SIZE = 50  # clients a round
@@ -77,9 +77,9 @@ def measure(devices: int, rounds: int, repetitions: int) -> dict[str, Any]:
     algorithm = with_fit.make_algorithm("ragged", "fed_avgm")
     everyone = with_fit.make_population("ragged")
     key, params = jax.random.key(0), unflatten("ragged", first_weights("ragged"))
-    draw = sampling.draws({"cohort": everyone}, {"cohort": SIZE}, key)
+    draw = course.draws({"cohort": everyone}, {"cohort": SIZE}, key)
     drawn = [draw(i) for i in range(1, rounds + 1)]
-    sharding = sampling.sharding_of(everyone)
+    sharding = everyone.sharding
     start = jax.device_put((algorithm.init(params), algorithm.hyper), sharding)
 
     def plain() -> Clock:

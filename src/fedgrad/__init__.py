@@ -14,6 +14,7 @@ from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
 from fedgrad.algorithms.parametrization import Form, linear, log, logit
+from fedgrad.algorithms.scaffold import scaffold
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.algorithms.variants import (
@@ -32,8 +33,10 @@ from fedgrad.algorithms.variants import (
     fed_yogi,
     per_fed_avg,
 )
-from fedgrad.clients.cohort import Cohort, Population, cohort, population
+from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.examples import Examples
+from fedgrad.clients.in_memory import cohort, population
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import (
     ArgumentError,
     CohortError,
@@ -55,6 +58,92 @@ from fedgrad.training.run_folder import RunFolder, run_folder
 from fedgrad.training.search import Search, Trials, log_uniform, random_search, uniform
 from fedgrad.training.stopping import Stop, early_stop, non_finite
 from fedgrad.training.tensorboard import TensorBoard
+
+__all__ = [
+    "CLIENTS",
+    "Algorithm",
+    "ArgumentError",
+    "Audit",
+    "Cohort",
+    "CohortError",
+    "CostModel",
+    "Evaluation",
+    "Examples",
+    "Explanation",
+    "FederatedError",
+    "Form",
+    "GradientCohort",
+    "GradientError",
+    "History",
+    "LocalTraining",
+    "Metrics",
+    "Optimizer",
+    "Placement",
+    "PlacementError",
+    "Plan",
+    "PlanError",
+    "Population",
+    "Program",
+    "Result",
+    "RunFolder",
+    "Search",
+    "Stop",
+    "TensorBoard",
+    "Traffic",
+    "Trials",
+    "aggregate",
+    "broadcast",
+    "charts",
+    "check_grads",
+    "client_key",
+    "cohort",
+    "early_stop",
+    "executors",
+    "explain",
+    "fed_adagrad",
+    "fed_adam",
+    "fed_avg",
+    "fed_avgm",
+    "fed_dog",
+    "fed_exp",
+    "fed_hyper",
+    "fed_hypergradient",
+    "fed_mechanic",
+    "fed_opt",
+    "fed_prodigy",
+    "fed_prox",
+    "fed_sgd",
+    "fed_yogi",
+    "federation",
+    "fit",
+    "grad",
+    "gradient_cohort",
+    "hessian",
+    "hyper",
+    "jacobian",
+    "jvp",
+    "linear",
+    "local_training",
+    "log",
+    "log_uniform",
+    "logit",
+    "mean",
+    "non_finite",
+    "optimizer",
+    "per_fed_avg",
+    "plan",
+    "population",
+    "program",
+    "random_search",
+    "run_folder",
+    "self_tuning",
+    "side_by_side",
+    "sum",
+    "tasks",
+    "uniform",
+    "value_and_grad",
+    "vjp",
+]
 
 __version__ = "0.1.0"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, everywhere
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, inside
 from fedgrad.core.primitives import jax_primitives, primitives_inside
 
 Unit = Exchange | Equation  # what gets a rule of its own: one round with one placement, or a loop
@@ -56,7 +56,7 @@ def speaks(unit: Unit) -> bool:
     """Is there communication in it?"""
     if isinstance(unit, Exchange):
         return unit.speaks
-    return any(r.speaks for body in unit.bodies for g in everywhere(body) for r in g.rounds)
+    return any(r.speaks for graph in inside(unit) for r in graph.rounds)
 
 
 def depends(equations: Iterable[Equation], inputs: Iterable[Value]) -> set[Value]:

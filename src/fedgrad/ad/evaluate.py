@@ -4,7 +4,6 @@ What is evaluated here is about to be differentiated by JAX, round by round as t
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from fedgrad.ad import branches
@@ -12,7 +11,7 @@ from fedgrad.ad.activity import Unit
 from fedgrad.ad.rules import RULES
 from fedgrad.core import evaluate as core
 from fedgrad.core.control import Cond
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, everywhere
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, inside
 from fedgrad.core.primitives import bind, client_index
 
 RuleOf = Callable[[Unit], str]  # the name of its rule
@@ -54,7 +53,11 @@ def _loop(loop: Equation, inputs: list[Any], rule: str, back: bool) -> list[Any]
     ours = rule == "local" or (rule == "pull" and has_cond(loop))
     if loop.control is None or not ours:
         return bind(loop.primitive, loop.params, inputs)
-    bodies = [partial(evaluate, body, rule_of=lambda unit: rule, back=back) for body in loop.bodies]
+
+    def run(body: Graph, inputs: Sequence[Any], at: Any) -> list[Any]:
+        return evaluate(body, inputs, lambda unit: rule, back)
+
+    bodies = core.bodies(loop, run)
     if isinstance(loop.control, Cond) and back:
         return branches.pulled_cond(inputs[0], inputs[1:], bodies, remember=rule == "local")
     return loop.control.rebuilt(inputs, bodies)
@@ -65,5 +68,4 @@ def has_cond(unit: Unit) -> bool:
     cond is not ours (branches.py)."""
     if isinstance(unit, Exchange):
         return False
-    inside = (e for body in unit.bodies for graph in everywhere(body) for e in graph.loops)
-    return unit.kind == "cond" or any(e.kind == "cond" for e in inside)
+    return unit.kind == "cond" or any(e.kind == "cond" for g in inside(unit) for e in g.loops)

@@ -15,7 +15,7 @@ import jax
 
 from fedgrad.core.check import check
 from fedgrad.core.errors import PlanError
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, fold
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, changed
 from fedgrad.core.placement import SERVER
 from fedgrad.core.primitives import jax_primitives
 
@@ -37,17 +37,15 @@ class Aggregator:
 
     def applied(self, plan: Graph) -> Graph:
         """The same plan, in which every message is summed this way."""
-        return plan if self is plain else fold(plan, self._graph)
+        return plan if self is plain else changed(plan, self._graph)
 
-    def _graph(self, graph: Graph, inside: list[list[Graph]]) -> Graph:
+    def _graph(self, graph: Graph) -> Graph:
         equations: list[Equation] = []
-        for equation, bodies in zip(graph.equations, inside, strict=True):
+        for equation in graph.equations:
             if isinstance(equation, Round):
                 pairs = [self._exchange(x) for x in equation.exchanges]
                 equations.append(Round.of([x for x, _ in pairs]))
                 equations += [e for _, decoding in pairs for e in decoding]
-            elif bodies:
-                equations.append(dataclasses.replace(equation, bodies=tuple(bodies)))
             else:
                 equations.append(equation)
         return dataclasses.replace(graph, equations=tuple(equations))

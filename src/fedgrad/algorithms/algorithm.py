@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from fedgrad.algorithms.hyper import replace as replaced
 from fedgrad.algorithms.hyper import with_schedules
-from fedgrad.clients.cohort import Population
+from fedgrad.clients.population import Population
+from fedgrad.core.errors import ArgumentError
 from fedgrad.core.program import Executor, Program
 
 
@@ -39,6 +40,14 @@ class Algorithm:
     `round` is a `fg.Program`, so it can be planned, drawn, differentiated and run anywhere. Every
     state has the model as `state.params`. `hyper` is a nested dict of numbers, those that it starts
     with; a function of the round number in it is a schedule. See `starting` for other ones.
+
+    With a `client_init`, clients keep a state between rounds too. `round` is given that of the
+    cohort's clients, and gives it back:
+
+        one = algorithm.client_init(params, number_of_all_clients)
+        state, metrics, client_state = algorithm.round(state, hyper, cohort, key, client_state)
+
+    The argument is called `client_state`. `fg.fit` keeps it for all clients.
     """
 
     init: Init
@@ -50,6 +59,8 @@ class Algorithm:
     cohorts: Mapping[str, Population | None] = field(
         default_factory=lambda: MappingProxyType({}), hash=False
     )
+    # (params, how many clients there are) -> the first state of one; None: clients keep nothing.
+    client_init: Callable[[Any, int], Any] | None = None
 
     def __post_init__(self) -> None:
         hyper = with_schedules(self.hyper)
@@ -61,6 +72,14 @@ class Algorithm:
         """The algorithm with other hyperparameters to start with: all of them or only some, nested
         or by dotted name, `algorithm.starting({"server.learning_rate": 0.5})`."""
         return replace(self, hyper=replaced(self.hyper, hyper))
+
+    def require_stateless_clients(self, what: str) -> None:
+        """Refuse to do something that does not know of states that clients keep."""
+        if self.client_init is not None:
+            raise ArgumentError.here(
+                f"{self.round.name}: its clients keep a state between rounds, which {what} cannot "
+                "undo or multiply. Take an algorithm without client_init, such as fg.fed_avg."
+            )
 
     def on(self, executor: Executor) -> "Algorithm":
         """The algorithm with its rounds run by another executor."""

@@ -33,6 +33,11 @@ class ServerState:
     optimizer: Any
     rounds: Any = None  # how many there were, where a schedule has to know
 
+    def step(self, made: Any, update: Any, **measured: Any) -> "ServerState":
+        """The next one: a step of the server's optimizer, with the mean update for a gradient."""
+        params, kept = apply(made, update, self.optimizer, self.params, **measured)
+        return ServerState(params, kept, None if self.rounds is None else self.rounds + 1)
+
 
 # How much a client counts, from its number of examples and the hyperparameters. None: all alike.
 WEIGHTINGS: dict[str, Callable[[jax.Array, Any], Any]] = {
@@ -91,21 +96,19 @@ def fed_opt(
 
     @program(cohort=CLIENTS)
     def round(state: ServerState, hyper: Any, cohort: Any, key: jax.Array) -> Any:
-        hyper = _now(state, hyper)
+        hyper = now(state, hyper)
         examples = cohort if isinstance(cohort, Examples) else Examples.of(cohort)
         theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
         update, value = train(broadcast(state.params), examples, theirs, client_key(key))
         sent = {"update": update, "loss": value, "measured": measure(update) if measure else {}}
         got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
-        made = ours.build(hyper["server"])
-        params, kept = apply(made, got["update"], state.optimizer, state.params, **got["measured"])
-        rounds = None if state.rounds is None else state.rounds + 1
-        return ServerState(params, kept, rounds), Metrics(loss=got["loss"])
+        new = state.step(ours.build(hyper["server"]), got["update"], **got["measured"])
+        return new, Metrics(loss=got["loss"])
 
     return Algorithm(init, round, defaults, loss)
 
 
-def _now(state: ServerState, hyper: Any) -> Any:
+def now(state: ServerState, hyper: Any) -> Any:
     """The hyperparameters of this round, numbers."""
     scheduled = names_of.schedules(hyper)
     if scheduled and state.rounds is None:

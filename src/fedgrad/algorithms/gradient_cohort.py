@@ -7,8 +7,8 @@ from typing import Any, Literal
 import jax
 
 from fedgrad.algorithms.objective import Loss, client_loss
-from fedgrad.clients.cohort import Population
 from fedgrad.clients.examples import Examples
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
 from fedgrad.core.operations import broadcast, mean
 from fedgrad.core.placement import CLIENTS, Placement

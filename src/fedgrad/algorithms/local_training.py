@@ -63,6 +63,11 @@ class LocalTraining:
     shuffle: bool = True
     gradient: Callable[[Loss], Gradient] = plain_gradient
 
+    def steps_of(self, examples: Examples) -> Any:
+        """How many steps a client with these examples takes."""
+        batches = -(-examples.count // self.batch_size)
+        return batches * self.epochs if self.steps is None else self.steps
+
     def training(self, loss: Loss) -> Training:
         """All of a client's work in a round."""
         slope = self.gradient(loss)

@@ -27,7 +27,7 @@ from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.optimizer import apply
 from fedgrad.algorithms.parametrization import Form, learned
 from fedgrad.algorithms.safeguards import choose, guarded, ran_away
-from fedgrad.clients.cohort import Population
+from fedgrad.clients.population import Population
 from fedgrad.core.dtypes import common, promoting
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.placement import CLIENTS, Placement
@@ -85,6 +85,7 @@ def self_tuning(
             f"The algorithm already takes a {next(iter(algorithm.cohorts))!r}, so it cannot be "
             "tuned (again). Name everything that is to be learned in one self_tuning(..., learn=)."
         )
+    algorithm.require_stateless_clients("self_tuning")
     wanted = learned(algorithm.hyper, learn)
     names = list(wanted)
     if not names:

@@ -18,6 +18,7 @@ def side_by_side(algorithm: Algorithm, hyper: Any = None) -> Algorithm:
     numbers. Then the state and the metrics have a leading axis over trials. All trials see the same
     cohorts and keys, so they differ in nothing else. `fg.fit` runs it like any other algorithm.
     """
+    algorithm.require_stateless_clients("side_by_side")
     stacked = algorithm.hyper if hyper is None else hyper
 
     def init(params: Any, hyper: Any = None) -> Any:
@@ -33,7 +34,11 @@ def side_by_side(algorithm: Algorithm, hyper: Any = None) -> Algorithm:
 
     round.__name__ = f"side_by_side({algorithm.round.name})"
     signature, placements = algorithm.round.signature, dict(algorithm.round.placements)
-    together = Program(round, placements, algorithm.round.executor, signature=signature)
+    # Once for all that are made of this algorithm, so that a second search compiles nothing again.
+    together = algorithm.round.once(
+        "side by side", lambda: Program(round, placements, signature=signature)
+    )
+    together = replace(together, executor=algorithm.round.executor)
     return replace(algorithm, init=init, round=together, hyper=stacked)
 
 

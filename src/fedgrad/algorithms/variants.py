@@ -17,6 +17,7 @@ from fedgrad.algorithms.local_training import (
 )
 from fedgrad.algorithms.objective import Loss, batch_loss
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
+from fedgrad.algorithms.scaffold import scaffold
 from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import known_arguments
 
@@ -264,6 +265,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedsgd": fed_sgd,
     "fedyogi": fed_yogi,
     "perfedavg": per_fed_avg,
+    "scaffold": scaffold,
 }
 
 

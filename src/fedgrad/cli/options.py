@@ -93,6 +93,17 @@ def add_output(command: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="print a summary as JSON only")
 
 
+def tell(options: argparse.Namespace, report: Path, said: Mapping[str, Any], show: Any) -> None:
+    """What a command ends with: JSON, the path of the report alone, or what `show` prints."""
+    if options.json:
+        print_json({"command": options.command, "report": report, **said})
+    elif options.quiet:
+        print(report)
+    else:
+        show()
+        console().print(f"Report: {report}", highlight=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """Strict JSON: what is not a finite number is null, a path is text."""
     print(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))

@@ -29,8 +29,5 @@ def add_command(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the report and say where it is."""
     path = write_report(options.folder)
-    if options.json:
-        read.print_json({"command": "report", "folder": options.folder, "report": path})
-    else:
-        print(path if options.quiet else f"Report: {path}")
+    read.tell(options, path, {"folder": options.folder}, lambda: None)
     return 0

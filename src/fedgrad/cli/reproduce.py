@@ -2,6 +2,7 @@
 
 import argparse
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from rich.text import Text
 
 from fedgrad.cli import options as read
 from fedgrad.experiments import EXPERIMENTS, Reproduction, reproduce
-from fedgrad.experiments.claims import Claim
-from fedgrad.report.experiment import score
+from fedgrad.experiments.claims import score
 from fedgrad.report.write import write_experiment_report
 from fedgrad.training.files import RunFolderError
 
@@ -82,44 +82,28 @@ def run(options: argparse.Namespace) -> int:
         error.add_note("(On the command line, out= is --out; remove the folder to start again.)")
         raise
     path = write_experiment_report(folder, experiment, shown)
-    if options.json:
-        read.print_json(
-            {
-                "command": "reproduce",
-                "experiment": experiment.name,
-                "size": size,
-                "folder": folder,
-                "report": path,
-                "claims": [_plain(claim) for claim in shown.claims],
-                "tables": [
-                    {"title": t.title, "header": t.header, "rows": t.rows} for t in shown.tables
-                ],
-            }
-        )
-    elif options.quiet:
-        print(path)
-    else:
-        _show(shown, path)
+    said = {
+        "experiment": experiment.name,
+        "size": size,
+        "folder": folder,
+        "claims": [asdict(claim) for claim in shown.claims],
+        "tables": [asdict(table) for table in shown.tables],
+    }
+    read.tell(options, path, said, lambda: _show(shown))
     failed = any(claim.holds is False for claim in shown.claims)
     return DOES_NOT_HOLD if options.check and failed else 0
 
 
-def _plain(claim: Claim) -> dict[str, Any]:
-    return {"statement": claim.statement, "holds": claim.holds, "evidence": claim.evidence}
-
-
-def _show(shown: Reproduction, report: Path) -> None:
+def _show(shown: Reproduction) -> None:
     console = read.console()
     for one in shown.tables:
-        table = Table(title=one.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = _table(one.title)
         for i, name in enumerate(one.header):
             table.add_column(Text(name), justify="right" if i else "left", no_wrap=i == 0)
         for row in one.rows:
             table.add_row(*map(Text, row))
         console.print(table)
-    claims = Table(
-        title=f"{score(shown)}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    claims = _table(score(shown.claims))
     claims.add_column("claim")
     claims.add_column("", no_wrap=True)
     for claim in shown.claims:
@@ -127,4 +111,7 @@ def _show(shown: Reproduction, report: Path) -> None:
         evidence = textwrap.shorten(claim.evidence, EVIDENCE, placeholder=" … (see the report)")
         claims.add_row(Text.assemble(claim.statement, (f"\n{evidence}", "dim")), verdict)
     console.print(claims)
-    console.print(f"Report: {report}", highlight=False, soft_wrap=True)
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -1,6 +1,5 @@
 """How a run went, for scripts and for a terminal."""
 
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -20,8 +19,8 @@ def summary(run: Run) -> dict[str, Any]:
         "rounds": run.rounds,
         "runs": {
             name: {
-                "final": {key: curves[key].last for key in run.measured if key in curves},
-                "hyper": {key: series.last for key, series in run.metrics(name).hyper.items()},
+                "final": {k: float(curves[k].values[-1]) for k in run.measured if k in curves},
+                "hyper": {k: float(v.values[-1]) for k, v in run.metrics(name).hyper.items()},
                 "rejected": _rejected(run.metrics(name)),
                 "communication_rounds": run.plans[name].rounds * run.rounds,
                 "bytes": run.sent(name),
@@ -32,11 +31,11 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def _rejected(found: Metrics) -> int:
-    return 0 if found.rejected is None else int(sum(found.rejected.values))
+    return 0 if found.rejected is None else int(found.rejected.values.sum())
 
 
-def show(run: Run, report: Path) -> None:
-    """Print a table, a sentence, and where the report is."""
+def show(run: Run) -> None:
+    """Print a table and a sentence."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), title_justify="left")
     table.add_column(f"after {run.rounds:,} rounds", style="dim")
     for name in run.curves:
@@ -45,7 +44,7 @@ def show(run: Run, report: Path) -> None:
     shown = [key for key in run.measured if key in run.evaluated] or run.measured
     for key in shown:
         ends = [curves.get(key) for curves in run.curves.values()]
-        table.add_row(title(key), *(measure(key)(end.last) if end else "" for end in ends))
+        table.add_row(title(key), *(measure(key)(end.values[-1]) if end else "" for end in ends))
     for name in run.learned:
         values = run.metrics().hyper[name].values
         table.add_row(name, *[number(values[-1]), short(values[0])][: len(run.curves)])
@@ -54,4 +53,3 @@ def show(run: Run, report: Path) -> None:
     console.print(table)
     if verdict(run):
         console.print(verdict(run), highlight=False)
-    console.print(f"Report: {report}", highlight=False, soft_wrap=True)

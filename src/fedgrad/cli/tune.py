@@ -131,10 +131,5 @@ def run(options: argparse.Namespace) -> int:
     path, found = write_run_report(folder)
     if not options.compare:
         found = found.alone()
-    if options.json:
-        read.print_json({"command": "tune", "report": path, **summary(found)})
-    elif options.quiet:
-        print(path)
-    else:
-        show(found, path)
+    read.tell(options, path, summary(found), lambda: show(found))
     return 0

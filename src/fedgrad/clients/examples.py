@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from fedgrad.clients.padding import padded
 from fedgrad.clients.shuffle import permuted
 
 Carry = TypeVar("Carry")
@@ -32,7 +32,7 @@ class Examples:
     def of(cls, arrays: Any) -> "Examples":
         """A client's own arrays (leaves with one row per example) as examples."""
         count = jax.tree.leaves(arrays)[0].shape[0]
-        store = jax.tree.map(lambda x: jnp.concatenate([x, spare_rows(x, count)]), arrays)
+        store = jax.tree.map(lambda x: padded([jnp.asarray(x)], 2 * count), arrays)
         return cls(store, jnp.int32(0), jnp.int32(count), count)
 
     def take(self, indices: jax.Array) -> Any:
@@ -91,16 +91,6 @@ class Examples:
         if steps is not None:
             return jax.lax.fori_loop(0, steps, lambda i, c: step(c, *take(i)), carry)
         return repeat(lambda i, c: step(c, *take(i)), carry, batches * epochs, most * epochs)
-
-
-def spare_rows(leaf: Any, rows: int) -> Any:
-    """What follows the last example in a store: so many rows that `batch` may read past the end.
-
-    They are masked, but are examples all the same, copies of the first: a loss may be infinite on
-    zeros, and zero times infinity is not zero.
-    """
-    numbers = np if isinstance(leaf, np.ndarray) else jnp
-    return numbers.broadcast_to(leaf[:1], (rows, *leaf.shape[1:]))
 
 
 def repeat(

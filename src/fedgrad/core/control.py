@@ -7,14 +7,29 @@ changes with its version; tests/test_jax_layout.py fails when it does, and says 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 
 from fedgrad.core.primitives import ClosedJaxpr, Primitive, closed, jax_primitives
 
 Body = Callable[[list[Any]], list[Any]]
+# In Python, the body of a loop is told the number of its iteration; None where the data decide.
+PythonBody = Callable[..., list[Any]]
 T = TypeVar("T")
+
+
+class Rows(Protocol):
+    """What whoever runs loops in Python has of arrays."""
+
+    def row(self, x: Any, i: int) -> Any:
+        """A row of what a scan goes over."""
+
+    def stacked(self, rows: Sequence[Any]) -> Any:
+        """Rows as one array."""
+
+    def nothing(self, output: int) -> Any:
+        """Such an array of no rows, by the number of the loop's output."""
 
 
 class Control(ABC):
@@ -37,6 +52,10 @@ class Control(ABC):
     def rebuilt(self, inputs: Sequence[Any], bodies: Sequence[Body]) -> list[Any]:
         """The same control flow with these bodies, each a function of the inputs of the jaxpr whose
         place it takes."""
+
+    @abstractmethod
+    def in_python(self, inputs: Sequence[Any], bodies: Sequence[PythonBody], by: Rows) -> list[Any]:
+        """The same, run here, one iteration after another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +102,17 @@ class Scan(Control):
         carry, ys = jax.lax.scan(step, start, xs, **options)
         return [*carry, *ys]
 
+    def in_python(self, inputs: Sequence[Any], bodies: Sequence[PythonBody], by: Rows) -> list[Any]:
+        consts, carry, xs = self.split(inputs)
+        rows: list[list[Any]] = [[] for _ in self.order]
+        for i in self.order:
+            out = bodies[0]([*consts, *carry, *[by.row(x, i) for x in xs]], i)
+            carry, rows[i] = self.split_outputs(out)
+        if rows:
+            return [*carry, *[by.stacked(column) for column in zip(*rows, strict=True)]]
+        outputs = range(self.carry, len(self.bodies[0].jaxpr.outvars))
+        return [*carry, *map(by.nothing, outputs)]
+
 
 @dataclass(frozen=True, eq=False)
 class While(Control):
@@ -116,6 +146,13 @@ class While(Control):
 
         return list(jax.lax.while_loop(goes_on, lambda c: body([*of_body, *c]), start))
 
+    def in_python(self, inputs: Sequence[Any], bodies: Sequence[PythonBody], by: Rows) -> list[Any]:
+        of_cond, of_body, carry = self.split(inputs)
+        cond, body = bodies
+        while cond([*of_cond, *carry], None)[0]:
+            carry = body([*of_body, *carry], None)
+        return carry
+
 
 @dataclass(frozen=True, eq=False)
 class Cond(Control):
@@ -130,13 +167,13 @@ class Cond(Control):
     def seen(self, inputs: Sequence[T]) -> list[list[T | None]]:
         return [list(inputs[1:]) for _ in self.bodies]
 
-    def chosen(self, index: Any) -> int:
-        """The branch that a number stands for, as JAX reads it."""
-        return min(max(int(index), 0), len(self.bodies) - 1)
-
     def rebuilt(self, inputs: Sequence[Any], bodies: Sequence[Body]) -> list[Any]:
         branches = [lambda *xs, b=body: b(list(xs)) for body in bodies]
         return list(jax.lax.switch(inputs[0], branches, *inputs[1:]))
+
+    def in_python(self, inputs: Sequence[Any], bodies: Sequence[PythonBody], by: Rows) -> list[Any]:
+        chosen = min(max(int(inputs[0]), 0), len(bodies) - 1)  # as JAX reads the number
+        return bodies[chosen](list(inputs[1:]))
 
 
 # --- The layout of JAX's parameters -----------------------------------------------------------

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedgrad.core.control import control
+from fedgrad.core.control import While, control
 from fedgrad.core.graph import Equation, Value
 from fedgrad.core.primitives import (
     CALLS,
@@ -53,6 +53,14 @@ def evaluate(
             else:
                 outputs = _apply(equation, inputs, here)
         env.update(zip(equation.outputs, outputs, strict=True))
+
+
+def bodies(loop: Equation, run: Callable[..., list[Any]]) -> list[Callable[..., list[Any]]]:
+    """The bodies of a loop as functions of their inputs, by `run(body, inputs, ..., at=places)`.
+    What they give has to be where the loop's outputs are, but for a condition."""
+    places = [v.at for v in loop.outputs]
+    wanted = [None, places] if isinstance(loop.control, While) else [places] * len(loop.bodies)
+    return [functools.partial(run, b, at=at) for b, at in zip(loop.bodies, wanted, strict=True)]
 
 
 def read(env: Env, value: Value) -> Any:

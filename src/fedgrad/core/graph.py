@@ -6,7 +6,7 @@ been made: its bodies are what the clients of each placement do.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import jax
@@ -86,6 +86,11 @@ class Equation:
     def times(self) -> int | None:
         """How often the body of a loop runs; None where the data decide."""
         return 1 if self.control is None else self.control.times
+
+    @property
+    def inner(self) -> list[tuple[Value, ...]]:
+        """The inputs of each body."""
+        return [body.inputs for body in self.bodies]
 
     @property
     def inputs_at(self) -> list[str]:
@@ -196,6 +201,22 @@ def fold(graph: Graph, result: Callable[[Graph, list[list[T]]], T]) -> T:
         for e in graph.equations
     ]
     return result(graph, inside)
+
+
+def changed(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    """`change` of a graph and of the bodies of its loops."""
+
+    def of(graph: Graph, inside: list[list[Graph]]) -> Graph:
+        pairs = zip(graph.equations, inside, strict=True)
+        equations = [replace(e, bodies=tuple(bodies)) if bodies else e for e, bodies in pairs]
+        return change(replace(graph, equations=tuple(equations)))
+
+    return fold(graph, of)
+
+
+def inside(loop: Equation) -> list[Graph]:
+    """The bodies of a loop and of the loops in them, at any depth."""
+    return [graph for body in loop.bodies for graph in everywhere(body)]
 
 
 def everywhere(graph: Graph) -> list[Graph]:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from fedgrad.aggregate.aggregator import Aggregator, plain
-from fedgrad.clients.cohort import Population
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.program import Program
 from fedgrad.executors import sharded
@@ -82,4 +82,4 @@ class Mesh:
 
         Clients are numbered by process. Sampling is as from `fg.population` of all of them.
         """
-        return sharded.population(own, self.devices)
+        return sharded.population(own, self.devices, self)

@@ -4,6 +4,7 @@ Clients do not move: who is chosen runs on the device that has its examples. So 
 some devices more to do than others, and has a few empty seats on those.
 """
 
+import dataclasses
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.clients.cohort import Cohort, Population, _counts
-from fedgrad.clients.examples import Examples, spare_rows
+from fedgrad.clients.cohort import Cohort
+from fedgrad.clients.examples import Examples
+from fedgrad.clients.in_memory import examples_of
+from fedgrad.clients.padding import padded
+from fedgrad.clients.population import Population, Stored
 from fedgrad.core.arguments import ClientData, Seen, Shared, map_parts
 from fedgrad.core.errors import CohortError
+from fedgrad.core.program import Executor
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.processes import gather, is_key
 
@@ -63,27 +68,27 @@ def by_device(argument: Any, devices: Devices) -> Any:
 
 
 @dataclass(frozen=True, repr=False)
-class ShardedPopulation(Population):
+class ShardedPopulation(Stored):
     """All clients, the examples of each on one device. Make one with `mesh.population`."""
 
+    offsets: np.ndarray
     device: np.ndarray  # of each client: on which one, along the axis
+    executor: Executor = field()
 
-    def _chosen(self, vectors: tuple[Any, Any, Any]) -> Cohort:
-        everyone = self.everyone
-        assert isinstance(everyone, ShardedCohort)
-        if any(isinstance(v, jax.core.Tracer) for v in vectors):
+    def cohort(self, index: Any) -> Cohort:
+        """With seats on the devices that have their examples."""
+        if isinstance(index, jax.core.Tracer):
             raise CohortError.here(
                 "A population that is spread over devices is sampled outside of jit, because where "
                 "its clients run depends on who is chosen. Pass the cohort as an argument."
             )
-        offset, count, index = (np.asarray(v) for v in vectors)
+        offset, count = self.offsets[index], self.counts[index]
+        everyone: Any = self.everyone
         seats = _seats(self.device[index], count, everyone.devices.count)
-        return ShardedCohort(
-            everyone.store, offset, count, index, everyone.capacity, seats, everyone.devices
-        )
+        return dataclasses.replace(everyone, offset=offset, count=count, index=index, client=seats)
 
 
-def population(own: Sequence[Any], devices: Devices) -> ShardedPopulation:
+def population(own: Sequence[Any], devices: Devices, executor: Executor) -> Population:
     """The clients of all processes, from each process its own, one pytree of examples for each."""
     own = [jax.tree.map(_canonical, client) for client in own]
     device, sizes, start = _all_clients(own, devices)
@@ -103,7 +108,7 @@ def population(own: Sequence[Any], devices: Devices) -> ShardedPopulation:
         def on_device(index: Any) -> np.ndarray:
             d = (index[0].start or 0) // rows
             mine = [x for x, where in zip(leaves, device[start:], strict=False) if where == d]
-            return np.concatenate([*mine, spare_rows(mine[0], rows - sum(map(len, mine)))])
+            return padded(mine, rows)
 
         shape = (rows * devices.count, *leaves[0].shape[1:])
         return jax.make_array_from_callback(shape, devices.split, on_device)
@@ -112,7 +117,7 @@ def population(own: Sequence[Any], devices: Devices) -> ShardedPopulation:
     index, seats = np.arange(len(sizes), dtype=np.int32), _seats(device, sizes, devices.count)
     store = jax.tree.map(stored, *own)
     everyone = ShardedCohort(store, start_row, sizes, index, capacity, seats, devices)
-    return ShardedPopulation(everyone, start_row, sizes, device)
+    return ShardedPopulation(everyone, sizes, start_row, device, executor)
 
 
 def shard(own: Any, devices: Devices) -> Any:
@@ -145,7 +150,7 @@ def shard(own: Any, devices: Devices) -> Any:
 
 def _all_clients(own: list[Any], devices: Devices) -> tuple[np.ndarray, np.ndarray, int]:
     """Of all processes' clients: the device and the number of examples; and our first one."""
-    sizes = _counts(own)
+    sizes = examples_of(own)
     shapes = [f"{x.dtype}{x.shape[1:]}" for x in jax.tree.leaves(own[0])]
     kind = zlib.crc32(f"{jax.tree.structure(own[0])} {shapes}".encode())
     header = np.array([kind, len(own), len(devices.own)], np.uint32)

@@ -11,7 +11,7 @@ from fedgrad.aggregate.aggregator import Aggregator
 from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.control import Scan
 from fedgrad.core.errors import PlanError
-from fedgrad.core.evaluate import AT_CLIENT, TO_RUN, Rules, evaluate, read
+from fedgrad.core.evaluate import AT_CLIENT, TO_RUN, Rules, bodies, evaluate, read
 from fedgrad.core.graph import Equation, Exchange
 from fedgrad.core.placement import is_client
 from fedgrad.core.primitives import jax_primitives
@@ -162,17 +162,13 @@ class _Vectorised(Walk):
 
     def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
         assert loop.control is not None
-        places = [v.at for v in loop.outputs]
-        bodies = [functools.partial(self.run, body, at=places) for body in loop.bodies]
-        if loop.kind == "while":  # its first body is the condition, which gives one server value
-            bodies[0] = functools.partial(self.run, loop.bodies[0])
-        if not isinstance(loop.control, Scan):
-            return loop.control.rebuilt(inputs, bodies)
-        scan = loop.control
+        scan, run = loop.control, bodies(loop, self.run)
+        if not isinstance(scan, Scan):
+            return scan.rebuilt(inputs, run)
         consts, carry, xs = scan.split(inputs)
-        _, _, rows = scan.split(loop.bodies[0].inputs)
-        xs = [_time_first(x, v.at) for x, v in zip(xs, rows, strict=True)]
-        carry, ys = scan.split_outputs(scan.rebuilt([*consts, *carry, *xs], bodies))
+        _, _, rows = scan.split(loop.inputs_at)
+        xs = [_time_first(x, at) for x, at in zip(xs, rows, strict=True)]
+        carry, ys = scan.split_outputs(scan.rebuilt([*consts, *carry, *xs], run))
         _, stacked = scan.split_outputs(loop.outputs)
         return [*carry, *[_time_first(y, v.at) for y, v in zip(ys, stacked, strict=True)]]
 

@@ -2,12 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 
-from fedgrad.core.control import Cond, Scan, While
-from fedgrad.core.evaluate import Env, evaluate, read
+from fedgrad.core.evaluate import Env, bodies, evaluate, read
 from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value
 from fedgrad.core.placement import is_client
 
@@ -71,34 +71,28 @@ class InPython(Walk):
     def stacked(self, rows: Sequence[Any]) -> Any:
         """Iterations as one array: of the server, or of each client."""
 
-    def iteration(self, i: int | None, body: Graph, inputs: list[Any], at: Any = None) -> list[Any]:
+    def iteration(self, body: Graph, inputs: list[Any], i: int | None, at: Any) -> list[Any]:
         """One iteration of a loop; `i` is None where the data decide how many there are."""
         return self.run(body, inputs, at)
 
     def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
-        places = [v.at for v in loop.outputs]
-        if isinstance(loop.control, Scan):
-            return self._scan(loop.control, loop, inputs, places)
-        if isinstance(loop.control, While):
-            of_cond, of_body, carry = loop.control.split(inputs)
-            cond, body = loop.bodies
-            while self.iteration(None, cond, [*of_cond, *carry])[0]:
-                carry = self.iteration(None, body, [*of_body, *carry], places)
-            return carry
-        assert isinstance(loop.control, Cond)
-        return self.run(loop.bodies[loop.control.chosen(inputs[0])], inputs[1:], places)
+        assert loop.control is not None
+        run = self.run if loop.kind == "cond" else self.iteration
+        return loop.control.in_python(inputs, bodies(loop, run), _Rows(self, loop.outputs))
 
-    def _scan(self, scan: Scan, loop: Equation, inputs: list[Any], places: list[str]) -> list[Any]:
-        consts, carry, xs = scan.split(inputs)
-        rows: list[list[Any]] = [[] for _ in scan.order]
-        for i in scan.order:
-            now = [self.row(x, i) for x in xs]
-            out = self.iteration(i, loop.bodies[0], [*consts, *carry, *now], places)
-            carry, rows[i] = scan.split_outputs(out)
-        if not rows:  # the shapes are known, the rows are none
-            return [*carry, *map(self._nothing, loop.outputs[scan.carry :])]
-        return [*carry, *[self.stacked(column) for column in zip(*rows, strict=True)]]
 
-    def _nothing(self, value: Value) -> Any:
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    walk: InPython
+    outputs: Sequence[Value]
+
+    def row(self, x: Any, i: int) -> Any:
+        return self.walk.row(x, i)
+
+    def stacked(self, rows: Sequence[Any]) -> Any:
+        return self.walk.stacked(rows)
+
+    def nothing(self, output: int) -> Any:
+        value = self.outputs[output]
         empty = jnp.zeros(value.aval.shape, value.aval.dtype)
-        return self.at_clients(empty, value.at) if is_client(value.at) else empty
+        return self.walk.at_clients(empty, value.at) if is_client(value.at) else empty

@@ -25,6 +25,10 @@ def report(claims: Iterable[Claim]) -> str:
     """The claims as text, one paragraph each, and how many hold."""
     claims = list(claims)
     paragraphs = [f"[{c.verdict}] {c.statement}\n    {c.evidence}" for c in claims]
-    tested = [c for c in claims if c.holds is not None]
-    held = sum(bool(c.holds) for c in tested)
-    return "\n".join([*paragraphs, f"{held} of {len(tested)} tested claims hold."])
+    return "\n".join([*paragraphs, f"{score(claims)}."])
+
+
+def score(claims: Iterable[Claim]) -> str:
+    """`6 of 7 tested claims hold`."""
+    tested = [claim.holds for claim in claims if claim.holds is not None]
+    return f"{sum(tested)} of {len(tested)} tested claims hold"

@@ -14,7 +14,7 @@ only the client's own arguments, what it was sent in this round, and what it rem
 import dataclasses
 from collections.abc import Sequence
 
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, needed
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, changed, needed
 from fedgrad.core.placement import ANYWHERE, SERVER, is_client
 from fedgrad.core.primitives import broadcast_p, sum_p
 
@@ -25,6 +25,10 @@ def cut(graph: Graph, recompute: bool = False) -> Graph:
     `recompute`: clients remember nothing of earlier rounds; what they need again is sent again and
     computed again.
     """
+    return changed(graph, lambda graph: _cut(graph, recompute))
+
+
+def _cut(graph: Graph, recompute: bool) -> Graph:
     effects = [e for e in graph.equations if e.effects]
     live, _ = needed(graph.equations, graph.outputs, always=effects)
     cutter = _Cutter(graph, live, recompute)
@@ -40,6 +44,7 @@ class _Cutter:
         self.own = {*graph.inputs, *graph.indices.values()}
         self.at_client: dict[str, set[Value]] = {}  # what each placement has computed or received
         self.maker = {v: e for e in live for v in e.outputs}
+        self.loops = [e for e in live if e.bodies]
         roots = [v for e in live if e.primitive is broadcast_p or e.bodies for v in e.inputs]
         on_server, _ = needed(
             live,
@@ -86,11 +91,7 @@ class _Cutter:
             )
             for placement in dict.fromkeys(placements)
         ]
-        loops = [
-            dataclasses.replace(e, bodies=tuple(cut(body, self.recompute) for body in e.bodies))
-            for e in self.live
-            if e.bodies and self.level_before(e) + 1 == level
-        ]
+        loops = [e for e in self.live if e.bodies and self.level_before(e) + 1 == level]
         for v in (v for loop in loops for v in loop.outputs):
             if is_client(v.at):
                 self.at_client.setdefault(v.at, set()).add(v)
@@ -114,7 +115,7 @@ class _Cutter:
 
         def known(v: Value) -> bool:
             maker = self.maker.get(v)
-            if v in self.own or self.sent_down(v) or (maker is not None and bool(maker.bodies)):
+            if v in self.own or self.sent_down(v) or maker in self.loops:
                 return True
             # What depends on nothing that was sent is computed again rather than remembered.
             return not self.recompute and v in has and self.level(v) > 0

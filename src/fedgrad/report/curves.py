@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from fedgrad.report.charts import html
-from fedgrad.report.history import Series
 from fedgrad.report.page import table
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.words import measure, title
@@ -42,11 +41,9 @@ def hyperparameters(run: Run) -> list[Content]:
     found = run.metrics()
 
     def values(name: str) -> Html:
-        learned = found.hyper[name]
-        ends = learned.rounds[:1] + learned.rounds[-1:]
-        start = Curve("start", ends, learned.values[:1] * 2, "line", "dashed")
-        main = Curve(LEARNED, learned.rounds, learned.values)
-        return html(Chart(name, [main, start], "round"))
+        rounds, learned = found.hyper[name].rounds, found.hyper[name].values
+        start = Curve("start", rounds[[0, -1]], learned[[0, 0]], "line", "dashed")
+        return html(Chart(name, [Curve(LEARNED, rounds, learned), start], "round"))
 
     charts = [
         html(Chart(name, [Curve("hypergradient", slope.rounds, slope.values, "p3")], "round"))
@@ -82,13 +79,13 @@ def _measured(run: Run, key: str, by_traffic: bool = False) -> Html:
     for name, curves in run.curves.items():
         if key not in curves:
             continue
-        series = curves[key]
         scale = (run.sent(name, 1) or 0) if by_traffic else 1
-        x, colour = [r * scale for r in series.rounds], COLOURS[name]
+        values = curves[key].values
+        x, colour = scale * curves[key].rounds, COLOURS[name]
         window = 1 if key in run.evaluated else max(1, len(x) // SMOOTHED)
-        lines.append(Curve(name, x, _smooth(series.values, window), colour))
+        lines.append(Curve(name, x, _smooth(values.tolist(), window), colour))
         if window > 1:
-            behind.append(Curve(name, x, series.values, colour, "faint"))
+            behind.append(Curve(name, x, values, colour, "faint"))
     during = "of clients while they train, weighted as in the round"
     note = "" if key in run.evaluated else during
     note += f", averaged over {window} rounds" if window > 1 else ""
@@ -111,13 +108,13 @@ def _smooth(values: Sequence[float], window: int) -> list[float]:
 
 def _milestones(run: Run) -> Html | None:
     """The curves as numbers, at a few rounds that all have."""
-    shown: list[tuple[str, str, Series]] = [
-        (key, name, run.curves[name][key])
+    shown = [
+        (key, name, run.by_round(name, key))
         for key in run.measured
         for name in run.curves
         if key in run.curves[name]
     ]
-    rounds = sorted(set.intersection(*(set(series.rounds) for _, _, series in shown)))
+    rounds = sorted(set.intersection(*(set(values) for _, _, values in shown)))
     if not rounds:
         return None
     if len(rounds) > MILESTONES:
@@ -125,7 +122,7 @@ def _milestones(run: Run) -> Html | None:
         places = [(i / (MILESTONES - 1)) ** 2 * (len(rounds) - 1) for i in range(MILESTONES)]
         rounds = [rounds[round(place)] for place in places]
     rows = [
-        (f"{title(key)}, {name}", *(measure(key)(series.at(r)) for r in rounds))
-        for key, name, series in shown
+        (f"{title(key)}, {name}", *(measure(key)(values[r]) for r in rounds))
+        for key, name, values in shown
     ]
     return table(("after round", *(f"{r:,}" for r in rounds)), rows)

@@ -1,13 +1,12 @@
 """The report of an experiment: its claims, its figures and its tables."""
 
 import json
-import shlex
 from dataclasses import asdict
 
-from fedgrad.experiments.claims import Claim
+from fedgrad.experiments.claims import Claim, score
 from fedgrad.experiments.experiment import Experiment, Reproduction
 from fedgrad.report.charts import html
-from fedgrad.report.page import Section, listing, page, table
+from fedgrad.report.page import Section, again, listing, page, table, versions
 from fedgrad.report.words import said
 from fedgrad.show.charts import Figure
 from fedgrad.show.markup import Content, Html, element
@@ -28,7 +27,7 @@ def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
         element("p", " · ".join(filter(None, over)), class_="over"),
         element("h1", heading),
         element("p", about[:1].upper() + about[1:], class_="lead") if about else None,
-        element("p", f"{score(shown)}.", class_="lead"),
+        element("p", f"{score(shown.claims)}.", class_="lead"),
     ]
     sections = [
         Section("Figures", [_figure(name, one) for name, one in shown.figures.items()]),
@@ -38,15 +37,8 @@ def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
         Section("Numbers", [_table(one) for one in shown.tables]),
         Section("Settings", _settings(experiment, shown, size)),
     ]
-    versions = shown.results.facts.get("versions", {})
-    foot = ", ".join(f"{name} {version}" for name, version in versions.items())
+    foot = versions(shown.results.facts.get("versions", {}))
     return page(f"{experiment.name} · fedgrad", head, sections, foot)
-
-
-def score(shown: Reproduction) -> str:
-    """`6 of 7 tested claims hold`."""
-    tested = [claim for claim in shown.claims if claim.holds is not None]
-    return f"{sum(bool(c.holds) for c in tested)} of {len(tested)} tested claims hold"
 
 
 def size_of(experiment: Experiment, shown: Reproduction) -> str:
@@ -86,8 +78,6 @@ def _settings(experiment: Experiment, shown: Reproduction, size: str) -> list[Co
     words += [f"--{size}"] if size not in ("", "default") else []
     facts = [(name.replace("_", " "), said(v)) for name, v in shown.results.settings.items()]
     return [
-        [element("p", "To run it again:"), element("pre", element("code", shlex.join(words)))]
-        if size
-        else None,
+        again(words) if size else None,
         listing(facts),
     ]

@@ -3,14 +3,15 @@
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from xml.etree import ElementTree
 
 from fedgrad.core.errors import FederatedError
 from fedgrad.show.markup import Content, Html, element, join
-from fedgrad.show.pen import INK
+from fedgrad.show.pen import INK, colours
 
 
 class ReportError(FederatedError):
@@ -87,6 +88,17 @@ def listing(facts: Iterable[tuple[str, Content]]) -> Html:
     return element("dl", [join(element("dt", k), element("dd", v)) for k, v in facts])
 
 
+def again(command: Iterable[object]) -> list[Html]:
+    """The command that does the same."""
+    words = shlex.join(map(str, command))
+    return [element("p", "To run it again:"), element("pre", element("code", words))]
+
+
+def versions(found: Mapping[str, object]) -> str:
+    """What it was made with."""
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
 def picture(svg: str, name: str) -> Html:
     """An SVG document as a part of a page. Its ids get a prefix, so that two can be on one."""
     text = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -108,12 +120,11 @@ def _contents(sections: Sequence[Section]) -> Html:
 
 
 def _colours() -> str:
-    light, dark = ("".join(f"--fg-{n}:{c[i]};" for n, c in INK.items()) for i in (0, 1))
-    strokes = "".join(
+    classes = "".join(
         f".stroke-{name}{{stroke:var(--fg-{name})}}.fill-{name}{{fill:var(--fg-{name})}}"
         for name in INK
     )
-    return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{strokes}"
+    return colours(":root", classes)
 
 
 def _file(name: str) -> str:

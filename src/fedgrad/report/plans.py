@@ -19,7 +19,7 @@ class KeptPlan:
     traffic: tuple[Traffic, ...]
     memory: Mapping[str, int]
     readdressed: tuple[str, ...]
-    picture: str
+    picture: str = ""  # in a file of its own
 
     def sent(self) -> tuple[int, int]:
         """Bytes down and up in one training round, all clients together.
@@ -32,20 +32,12 @@ class KeptPlan:
 
 def keep(folder: Path, plans: Mapping[str, Plan]) -> None:
     """Write what a report needs of these plans of one training round, by the name of their run."""
-    words = {
-        name: {
-            "name": plan.name,
-            "rounds": plan.rounds,
-            "clients": dict(plan.clients),
-            "traffic": [asdict(t) for t in plan.traffic],
-            "memory": plan.client_memory,
-            "readdressed": plan.readdressed,
-        }
-        for name, plan in plans.items()
-    }
     folder.mkdir(parents=True, exist_ok=True)
+    words = {}
     for name, plan in plans.items():
         plan.draw(str(folder / f"{name}-round.svg"))
+        facts = (plan.name, plan.rounds, plan.clients, plan.traffic)
+        words[name] = asdict(KeptPlan(*facts, plan.client_memory, plan.readdressed))
     text = json.dumps(words, indent=2, ensure_ascii=False)
     (folder / "plans.json").write_text(text + "\n", encoding="utf-8")
 
@@ -57,18 +49,12 @@ def kept(folder: Path) -> dict[str, KeptPlan]:
         return {}
     try:
         words = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            name: KeptPlan(
-                name=str(plan["name"]),
-                rounds=int(plan["rounds"]),
-                clients={str(k): int(v) for k, v in plan["clients"].items()},
-                traffic=tuple(Traffic(**t) for t in plan["traffic"]),
-                memory={str(k): int(v) for k, v in plan["memory"].items()},
-                readdressed=tuple(map(str, plan["readdressed"])),
-                picture=(folder / f"{Path(name).name}-round.svg").read_text(encoding="utf-8"),
-            )
-            for name, plan in words.items()
-        }
+        found = {}
+        for name, plan in words.items():
+            picture = (folder / f"{Path(name).name}-round.svg").read_text(encoding="utf-8")
+            traffic = tuple(Traffic(**t) for t in plan["traffic"])
+            found[name] = KeptPlan(**{**plan, "traffic": traffic, "picture": picture})
+        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ReportError.here(
             f"{path} cannot be read: {error!r}. Run the command again."

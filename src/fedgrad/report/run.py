@@ -11,12 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedgrad.algorithms.metrics import Metrics
-from fedgrad.report import history, plans
-from fedgrad.report.history import Curves
+from fedgrad.report import plans
 from fedgrad.report.page import ReportError
+from fedgrad.training.log import read_log
 
 LEARNED, FIXED = "learned", "fixed"
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """A number over rounds; not all rounds need to have it."""
+
+    rounds: np.ndarray
+    values: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ class Run:
     """One run, or two that differ only in that one of them learns its hyperparameters."""
 
     folder: Path
-    curves: Mapping[str, Curves]  # "learned" and "fixed"; the first is the one reported on
+    curves: Mapping[str, Mapping[str, Series]]  # of "learned" and "fixed", the main one first
     config: Mapping[str, Any]  # config.json
     plans: Mapping[str, plans.KeptPlan]
 
@@ -45,10 +55,14 @@ class Run:
 
     def ends(self, key: str) -> tuple[int, dict[str, float]]:
         """The last round that all runs have a value of, and these values."""
-        found = {name: curves[key] for name, curves in self.curves.items() if key in curves}
-        last = max(set.intersection(*(set(series.rounds) for series in found.values())), default=0)
-        values = {name: series.at(last) for name, series in found.items()}
-        return last, {name: value for name, value in values.items() if value is not None}
+        found = {name: self.by_round(name, key) for name in self.curves if key in self.curves[name]}
+        last = max(set.intersection(*map(set, found.values())), default=0)
+        return last, {name: values[last] for name, values in found.items() if last in values}
+
+    def by_round(self, name: str, key: str) -> dict[int, float]:
+        """The values of a metric in one of the runs."""
+        series = self.curves[name][key]
+        return dict(zip(series.rounds.tolist(), series.values.tolist(), strict=True))
 
     @property
     def compared(self) -> bool:
@@ -58,7 +72,7 @@ class Run:
     @property
     def rounds(self) -> int:
         """Training rounds that were run."""
-        return max(series.rounds[-1] for series in self.curves[self.main].values())
+        return max(int(series.rounds[-1]) for series in self.curves[self.main].values())
 
     def metrics(self, name: str | None = None) -> Metrics:
         """The curves of a run, by default of the one that is reported on."""
@@ -94,12 +108,31 @@ def read(folder: Path) -> Run:
             f"{folder} is not the folder of a run: it has no history.jsonl. Name the folder that "
             "was given as --out, or as fg.fit(..., out=...)."
         )
-    curves = {LEARNED: history.read(folder)}
+    curves = {LEARNED: _history(folder)}
     if not Metrics.of(curves[LEARNED]).hyper:
         curves = {FIXED: curves[LEARNED]}
     elif (folder / FIXED / "history.jsonl").exists():
-        curves[FIXED] = history.read(folder / FIXED)
+        curves[FIXED] = _history(folder / FIXED)
     return Run(folder, curves, _json(folder / "config.json"), plans.kept(folder))
+
+
+def _history(folder: Path) -> dict[str, Series]:
+    """Every number in the history of a run; of a vector, each entry as `name[0]` ..."""
+    path = folder / "history.jsonl"
+    try:
+        history = read_log(path)
+    except OSError as error:
+        raise ReportError.here(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ReportError.here(f"{path} is not the history of a run: {error!r}.") from None
+    if not len(history):
+        raise ReportError.here(f"{path} has no rounds yet. Report again when the run has begun.")
+    found: dict[str, Series] = {}
+    for name, values in history.items():
+        rounds = history.rounds(name)
+        for i, column in enumerate(np.asarray(values, float).reshape(len(rounds), -1).T):
+            found[name if values.ndim == 1 else f"{name}[{i}]"] = Series(rounds, column)
+    return found
 
 
 def _json(path: Path) -> Mapping[str, Any]:

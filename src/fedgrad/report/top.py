@@ -78,8 +78,8 @@ def _tiles(run: Run) -> list[Html]:
         aside = f"{total / fixed:.2g} times fixed ({memory(fixed)})" if fixed else "down and up"
         tiles.append(_tile("Sent in all", memory(total), aside))
     rejected = run.metrics().rejected
-    if rejected and sum(rejected.values):
-        tiles.append(_tile("Steps rejected", number(sum(rejected.values)), "by the guard"))
+    if rejected and rejected.values.any():
+        tiles.append(_tile("Steps rejected", number(rejected.values.sum()), "by the guard"))
     return tiles
 
 
@@ -87,7 +87,7 @@ def _measured(run: Run, key: str) -> Html:
     words = measure(key)
     last, values = run.ends(key)
     if FIXED not in values or len(values) < 2:
-        return _tile(title(key), words(run.curves[run.main][key].last), "at the end")
+        return _tile(title(key), words(run.curves[run.main][key].values[-1]), "at the end")
     value, other = values[LEARNED], values[FIXED]
     what = title(key) if last == run.rounds else f"{title(key)}, round {last:,}"
     compared = change(key, value, other)

@@ -1,9 +1,7 @@
 """The report of a run: what was learned, how well it trains, and what it sends."""
 
-import shlex
-
 from fedgrad.report.curves import hyperparameters, training
-from fedgrad.report.page import Section, listing, page, picture, table
+from fedgrad.report.page import Section, again, listing, page, picture, table, versions
 from fedgrad.report.plans import KeptPlan
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.top import heading, listed, top
@@ -26,8 +24,7 @@ def run_page(run: Run) -> str:
         sections.append(Section("Traffic", _traffic(run)))
         sections.append(Section("The round as a graph", _graphs(run)))
     sections.append(Section("Configuration", _configuration(run)))
-    versions = run.config.get("versions", {})
-    made = ", ".join(f"{name} {version}" for name, version in versions.items())
+    made = versions(run.config.get("versions", {}))
     foot = f"Made from the folder {run.folder.resolve().name}. {made}"
     return page(f"{heading(run)} · fedgrad", top(run), sections, foot)
 
@@ -84,10 +81,7 @@ def _graphs(run: Run) -> list[Content]:
 
 def _configuration(run: Run) -> list[Content]:
     command = run.asked.get("command")
-    words = ""
-    if isinstance(command, list):
-        rounds = ["--rounds", run.config.get("rounds", run.rounds)]
-        words = shlex.join(map(str, [*command, *rounds]))
+    rounds = ["--rounds", run.config.get("rounds", run.rounds)]
     asked = {k: v for k, v in run.asked.items() if k != "command" and v not in (None, {}, [])}
     start = {"hyperparameters at the start": run.config["hyper"]} if "hyper" in run.config else {}
     facts, rest = (
@@ -95,9 +89,7 @@ def _configuration(run: Run) -> list[Content]:
         for some in (asked | start, run.config)
     )
     return [
-        [element("p", "To run it again:"), element("pre", element("code", words))]
-        if words
-        else None,
+        again([*command, *rounds]) if isinstance(command, list) else None,
         listing(facts) if facts else None,
         element("details", element("summary", "config.json"), listing(rest)) if rest else None,
     ]

@@ -20,6 +20,8 @@ from fedgrad.show.markup import Html, element
 from fedgrad.show.numbers import number
 from fedgrad.show.pen import document, text_width
 
+__all__ = ["Axis", "Chart", "Curve", "Figure", "alike", "axis"]
+
 Numbers = Sequence[float] | np.ndarray
 Look = Literal["line", "dashed", "dots", "thin", "broad", "faint"]
 LOOKS: dict[Look, dict[str, Any]] = {
@@ -116,7 +118,8 @@ class Drawn:
     def _band(self, curve: Curve, wide: float, high: float) -> Html:
         assert curve.band is not None
         low, top = (list(zip(curve.x, edge, strict=True)) for edge in curve.band)
-        points = [self._place(x, y, wide, high) for x, y in [*low, *reversed(top)]]
+        ends = [(x, y) for x, y in [*low, *reversed(top)] if math.isfinite(y)]
+        points = [self._place(x, y, wide, high) for x, y in ends]
         return element(
             "path", class_=f"fill-{curve.colour}", opacity=0.18, d=f"M{'L'.join(points)}Z"
         )
@@ -176,20 +179,19 @@ def _vertical(
     A curve that runs far away from the first one is cut, and a remark says so, because otherwise a
     run that diverges would flatten all others.
     """
-    finite = {c.name: [y for y in c.y if math.isfinite(y)] for c in curves if c.told}
-    remarks, shown = [], []
-    main = finite[curves[0].name]
+    finite = [[y for y in curve.y if math.isfinite(y)] for curve in curves]
+    told = [ys for curve, ys in zip(curves, finite, strict=True) if curve.told and ys]
     # A start is common to all curves, so it is always shown.
-    starts = [ys[0] for ys in finite.values() if ys]
-    low = min([*starts, min(main, default=0.0)])
-    high = max([*starts, max(main, default=1.0)])
+    whole = [*(told or finite or [[]])[0], *(ys[0] for ys in told)]
+    low, high = min(whole, default=0.0), max(whole, default=1.0)
     room = (FAR - 1) * max(high - low, 0.1 * abs(high), 1e-12)
-    for c in curves:
+    remarks, shown = [], []
+    for c, ys in zip(curves, finite, strict=True):
         shown += [y for y in _heights(c) if low - room <= y <= high + room]
         if not c.told:
             continue
-        lost = len(c.y) - len(finite[c.name])
-        if far := [y for y in finite[c.name] if not low - room <= y <= high + room]:
+        lost = len(c.y) - len(ys)
+        if far := [y for y in ys if not low - room <= y <= high + room]:
             worst = number(max(far, key=abs))
             x = next(x for x, y in zip(c.x, c.y, strict=True) if y in far)
             remarks.append(

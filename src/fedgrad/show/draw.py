@@ -11,8 +11,8 @@ from xml.sax.saxutils import quoteattr
 
 from fedgrad.core.placement import SERVER
 from fedgrad.plan.plan import Plan
-from fedgrad.show.layout import Frame, Item, Link, Outline, Part, Round, Size, Visit, outline
 from fedgrad.show.naming import Work
+from fedgrad.show.outline import Frame, Item, Link, Outline, Part, Round, Size, Visit, outline
 from fedgrad.show.pen import Pen, document, text_width
 from fedgrad.show.text import summary
 
@@ -25,7 +25,7 @@ def svg(plan: Plan) -> str:
     return _Picture(plan, outline(plan)).document()
 
 
-def short(name: str, most: int = LONGEST) -> str:
+def shortened(name: str, most: int = LONGEST) -> str:
     return name if len(name) <= most else name[: most // 2] + "…" + name[-(most // 2 - 1) :]
 
 
@@ -84,13 +84,13 @@ class _Columns:
 
 
 def _box_width(work: Work) -> float:
-    title = text_width(short(work.title), 12)
+    title = text_width(shortened(work.title), 12)
     return max(title, text_width(work.detail, 11), 40) + 2 * PAD
 
 
 def _visit_width(visit: Visit) -> float:
     labels = sum(_label_width(size) + 18 for size in (visit.down, visit.up) if size)
-    own = text_width(short(", ".join(visit.own)), 11) + 40 if visit.own else 0
+    own = text_width(shortened(", ".join(visit.own)), 11) + 40 if visit.own else 0
     return max(_box_width(visit.work), labels + 2 * INSET, own, 110)
 
 
@@ -197,7 +197,7 @@ class _Picture(Pen):
             self.sizes(x - 7, label, visit.up, "end")
         if visit.own:
             x, below = (left + right) / 2, y + BOX / 2
-            name = short(", ".join(visit.own))
+            name = shortened(", ".join(visit.own))
             start = x - text_width(name, 11) / 2 - 2
             self.line([(start, below + 14), (start, below)], colour)
             self.store(start - 5.5, below + 14, colour)
@@ -279,7 +279,7 @@ class _Picture(Pen):
         y, middle = self.y[lane], (left + right) / 2
         self.rect("box", left, y - BOX / 2, right - left, BOX, 5, self.colour[lane], work.title)
         if work.title:
-            self.write(middle, y - 3, short(work.title), 12, "ink", "middle", mono=True)
+            self.write(middle, y - 3, shortened(work.title), 12, "ink", "middle", mono=True)
         self.write(middle, y + (13 if work.title else 4), work.detail, 11, "quiet", "middle")
 
     def sizes(self, x: float, y: float, size: Size, anchor: str) -> None:
@@ -288,7 +288,7 @@ class _Picture(Pen):
 
 
 def _ends(sizes: dict[str, str]) -> list[str]:
-    lines = [f"{short(name, 20)} · {size}" for name, size in sizes.items()]
+    lines = [f"{shortened(name, 20)} · {size}" for name, size in sizes.items()]
     return lines if len(lines) <= 4 else [*lines[:3], f"and {len(lines) - 3} more"]
 
 

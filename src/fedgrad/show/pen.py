@@ -124,9 +124,12 @@ def style() -> str:
             for n, (light, _) in INK.items()
         )
 
+    used = colours("svg.fedgrad", rules("var(--fg-{n})"))
+    return f"{rules('{light}')}@supports (fill:var(--a)){{{used}}}"
+
+
+def colours(element: str, rules: str) -> str:
+    """Rules of a style sheet that use our colours, light or dark as the reader has it."""
     light, dark = ("".join(f"--fg-{n}:{c[i]};" for n, c in INK.items()) for i in (0, 1))
-    return (
-        rules("{light}")
-        + f"@supports (fill:var(--a)){{svg.fedgrad{{{light}}}{rules('var(--fg-{n})')}}}"
-        + f"@media (prefers-color-scheme:dark){{svg.fedgrad{{{dark}}}}}"
-    )
+    turned = f"@media (prefers-color-scheme:dark){{{element}{{{dark}}}}}"
+    return f"{element}{{{light}}}{turned}{rules}"

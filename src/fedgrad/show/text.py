@@ -6,7 +6,8 @@ from typing import Any
 
 from fedgrad.core.placement import SERVER
 from fedgrad.plan.plan import Plan
-from fedgrad.show.layout import (
+from fedgrad.show.numbers import memory, plural
+from fedgrad.show.outline import (
     Frame,
     Item,
     Link,
@@ -16,10 +17,9 @@ from fedgrad.show.layout import (
     Size,
     Visit,
     Work,
-    frames,
+    inside,
     outline,
 )
-from fedgrad.show.numbers import memory, plural
 from fedgrad.show.terminal import WIDEST, WIDTH, box, columns, line, plain
 
 
@@ -38,7 +38,7 @@ def text(plan: Plan) -> str:
 
 def summary(plan: Plan, shown: Outline) -> list[str]:
     """Rounds and rules; then a line for each placement."""
-    kinds = {frame.kind for frame in frames(shown.items)}
+    kinds = {frame.kind for frame in inside(shown.items, Frame)}
     notes = {"while": "each pass of a while counted once", "cond": "of a cond the longer branch"}
     counted = [note for kind, note in notes.items() if kind in kinds]
     first = plural(plan.rounds, "round") + (f" ({', '.join(counted)})" if counted else "")
@@ -133,8 +133,8 @@ def _passed_on(part: Part, shown: Outline) -> list[str]:
 
 def _until(link: Link, shown: Outline) -> str:
     if isinstance(link.end, Part):
-        ways = [f for f in frames(shown.items) if link.end in f.parts and f.kind == "cond"]
-        return "for after the cond" if ways else "for the next pass"
+        frame = next(f for f in inside(shown.items, Frame) if link.end in f.parts)
+        return "for after the cond" if frame.kind == "cond" else "for the next pass"
     return f"for {_where(link.end, shown)}"
 
 
@@ -143,12 +143,8 @@ def _where(node: object, shown: Outline) -> str:
         return "before"
     if isinstance(node, Frame):
         return f"the {node.label}"
-    return next((f"round {r.number}" for r in rounds(shown.items) if node in r.visits), "later")
-
-
-def rounds(items: Sequence[Item]) -> list[Round]:
-    inner = [rounds(part.items) for f in items if isinstance(f, Frame) for part in f.parts]
-    return [r for r in items if isinstance(r, Round)] + [r for found in inner for r in found]
+    rounds = inside(shown.items, Round)
+    return next((f"round {r.number}" for r in rounds if node in r.visits), "later")
 
 
 def _said(work: Work) -> str:

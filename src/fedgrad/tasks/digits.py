@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from fedgrad.clients.cohort import population
+from fedgrad.clients.in_memory import population
 from fedgrad.core.errors import needs
 from fedgrad.tasks import classifier, split
 from fedgrad.tasks.task import Defaults, Task

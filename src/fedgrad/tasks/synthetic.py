@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from fedgrad.clients.cohort import population
+from fedgrad.clients.in_memory import population
 from fedgrad.tasks import classifier, split
 from fedgrad.tasks.task import Defaults, Task, TaskError
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fedgrad.clients.cohort import Population
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import FederatedError
 
 PerExample = Callable[[Any, Any], jax.Array]  # (params, batch) -> one number per example

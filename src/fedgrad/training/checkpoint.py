@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.federation.protocol import state as on_nodes
+from fedgrad.federation.protocol.values import NodeValue
 from fedgrad.training.config import differences, leaves
 from fedgrad.training.files import RunFolderError, write_whole
 from fedgrad.training.history import History
@@ -74,14 +76,17 @@ def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | No
             "call fg.fit as it was called then. For a new one choose another out=, or give "
             "resume=False to write over it."
         )
-    state = [_decode(arrays[f"state/{i}"], kind) for i, kind in enumerate(description["state"])]
+    first, structure = jax.tree.flatten(template)
+    state = [
+        _decode(arrays[f"state/{i}"], kind, first[i]) for i, kind in enumerate(description["state"])
+    ]
     columns = {
         column["name"]: (arrays[f"history/{i}/rounds"], arrays[f"history/{i}/values"])
         for i, column in enumerate(description["history"])
     }
     return Checkpoint(
         description["round"],
-        jax.tree.unflatten(jax.tree.structure(template), state),
+        jax.tree.unflatten(structure, state),
         History(columns),
         description["config"],
     )
@@ -131,6 +136,9 @@ def _advice(path: Path) -> str:
 
 def _encode(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
     """An array that .npy can hold, and what it is of."""
+    if isinstance(leaf, NodeValue):
+        text = json.dumps(on_nodes.saved(leaf))
+        return np.frombuffer(text.encode(), np.uint8), {"of": "nodes"}
     kind: dict[str, Any] = {"of": "jax" if isinstance(leaf, jax.Array) else "numpy"}
     if kind["of"] == "jax" and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         kind |= {"of": "key", "implementation": str(jax.random.key_impl(leaf))}
@@ -144,7 +152,9 @@ def _encode(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
     return array, kind
 
 
-def _decode(array: np.ndarray, kind: dict[str, Any]) -> Any:
+def _decode(array: np.ndarray, kind: dict[str, Any], first: Any) -> Any:
+    if kind["of"] == "nodes":
+        return on_nodes.restored(first, json.loads(array.tobytes()))
     dtype = np.dtype(kind["dtype"])
     if array.dtype != dtype:
         array = np.frombuffer(array.tobytes(), dtype)

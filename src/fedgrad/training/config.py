@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.clients.cohort import Population
-from fedgrad.clients.sampling import Clients, Draw
+from fedgrad.clients.population import Population
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.core.trace import struct
-from fedgrad.training.course import Course
+from fedgrad.federation.protocol.values import NodeValue
+from fedgrad.training.course import Course, Draw
 from fedgrad.training.log import plain
 
 # May differ between a run and its continuation: how long, and what it runs on.
@@ -73,11 +73,10 @@ def leaves(tree: Any) -> dict[str, str]:
 
 def _program(course: Course, state: Any, draw: Draw) -> str | None:
     """A digest of what the round computes, which names and shapes do not tell: the batch size."""
-    if not all(type(clients) is Population for clients in course.populations.values()):
+    if not all(clients.in_memory for clients in course.populations.values()):
         return None
     program, hyper = course.algorithm.round, course.algorithm.hyper
-    bound = program.bind((state, hyper, draw.cohorts["cohort"], draw.key), draw.further)
-    arguments = read_arguments(program, bound)
+    arguments = read_arguments(program, program.bind(*course.arguments(state, hyper, draw)))
     jaxpr, _ = make_jaxpr(
         lambda *flat: program.call(arguments.rebuild(list(flat))),
         program.client_placements,
@@ -98,19 +97,18 @@ def _shown(values: np.ndarray) -> str:
     return f"a schedule, {first} in rounds 0, {', '.join(map(str, rounds))}"
 
 
-def _population(clients: Clients) -> dict[str, Any]:
-    if not isinstance(clients, Population):
-        return {"clients": len(clients)}
-    stored = jax.tree.leaves(clients.everyone.store)
-    found: dict[str, Any] = {"clients": len(clients), "examples": int(clients.counts.sum())}
-    if all(leaf.is_fully_addressable for leaf in stored):
-        # Some rows tell other data apart; all of them could take longer than a short training.
-        rows = [np.asarray(leaf)[:: max(1, len(leaf) // 1000)] for leaf in stored]
-        found["data"] = _digest([_content(x) for x in (clients.counts, *rows)])
+def _population(clients: Population) -> dict[str, Any]:
+    found: dict[str, Any] = {"clients": len(clients)}
+    if clients.counts is not None:
+        found["examples"] = int(clients.counts.sum())
+    if data := clients.some_data():
+        found["data"] = _digest([_content(x) for x in data])
     return found
 
 
 def _content(leaf: Any) -> bytes:
+    if isinstance(leaf, NodeValue):  # the same for all clients, when they begin
+        return str(leaf.remote.of(0).source).encode()
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.ascontiguousarray(leaf).tobytes()

@@ -8,8 +8,46 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.clients.sampling import Clients, Draw, cohort_sizes, draws, sharding_of
+from fedgrad.clients.population import Population
+from fedgrad.clients.sampling import round_keys
 from fedgrad.core.errors import ArgumentError
+from fedgrad.federation.protocol.values import NodeValue
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The cohorts of a round by the name of the argument they go to, and its key."""
+
+    cohorts: dict[str, Any]
+    key: jax.Array
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """The cohorts beside the one that trains."""
+        return {name: cohort for name, cohort in self.cohorts.items() if name != "cohort"}
+
+
+def draws(
+    populations: Mapping[str, Population], sizes: Mapping[str, int], key: jax.Array
+) -> Callable[[int], Draw]:
+    """A function that gives the cohorts and the key of a round."""
+    keys = round_keys(key, populations["cohort"].sharding)
+    cohorts = {name: p.draws(key, sizes[name], role=name) for name, p in populations.items()}
+    return lambda round: Draw({name: of(round) for name, of in cohorts.items()}, keys(round))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StateWithClients:
+    """The server's state, and what every client keeps: rows, or handles to what is on nodes."""
+
+    server: Any
+    clients: Any
+
+    @property
+    def params(self) -> Any:
+        """The model."""
+        return self.server.params
 
 
 @dataclass(frozen=True)
@@ -17,38 +55,77 @@ class Course:
     """An algorithm with the clients that it is trained on, and who of them takes part when."""
 
     algorithm: Algorithm
-    populations: Mapping[str, Clients]  # by the argument of a round that they are drawn for
+    populations: Mapping[str, Population]  # by the argument of a round that they are drawn for
     clients: int  # in a round
     draw: Callable[[int], Draw]
 
     @staticmethod
-    def of(algorithm: Algorithm, clients: Clients, cohort_size: int, key: jax.Array) -> "Course":
+    def of(algorithm: Algorithm, clients: Population, cohort_size: int, key: jax.Array) -> "Course":
         """The course, or what is wrong with what is asked of it."""
         populations = {"cohort": clients} | {
             name: clients if other is None else other for name, other in algorithm.cohorts.items()
         }
-        sizes = cohort_sizes(populations, cohort_size)
+        for population in populations.values():
+            if not isinstance(population, Population):
+                raise ArgumentError.here(
+                    f"Training takes a population, from which cohorts are sampled, got "
+                    f"{type(population).__name__}. Write fg.population([client_0, client_1, ...])."
+                )
+        if not 1 <= cohort_size <= len(clients):
+            raise ArgumentError.here(
+                f"cohort_size={cohort_size!r}: there are {len(clients)} clients. Ask for 1 to "
+                f"{len(clients)}."
+            )
+        # Of clients that are fewer, and do not train, all take part.
+        sizes = {name: min(cohort_size, len(there)) for name, there in populations.items()}
+        if algorithm.round.executor is None and clients.executor is not None:
+            algorithm = algorithm.on(clients.executor)
         return Course(algorithm, populations, sum(sizes.values()), draws(populations, sizes, key))
 
     def play(self, round: int, state: Any, hyper: Any) -> tuple[Any, Any]:
         """The state after a round, and its metrics."""
-        drawn = self.draw(round)
-        return self.algorithm.round(
-            state, hyper, drawn.cohorts["cohort"], drawn.key, **drawn.further
-        )
+        drawn, algorithm, clients = self.draw(round), self.algorithm, self.populations["cohort"]
+        args, more = self.arguments(state, hyper, drawn)
+        found = algorithm.round(*args, **more)
+        if algorithm.client_init is None:
+            return found
+        if not isinstance(found, tuple) or len(found) != 3:
+            raise ArgumentError.here(
+                f"{algorithm.round.name}: with a client_init, a round gives (state, metrics, "
+                "client_state)."
+            )
+        server, metrics, new = found
+        every = clients.scatter(state.clients, drawn.cohorts["cohort"], new)
+        return StateWithClients(server, every), metrics
+
+    def arguments(self, state: Any, hyper: Any, drawn: Draw) -> tuple[tuple[Any, ...], Any]:
+        """What a round is called with, by position and by name."""
+        cohort, more = drawn.cohorts["cohort"], drawn.further
+        if self.algorithm.client_init is not None:
+            own = self.populations["cohort"].gather(state.clients, cohort)
+            state, more = state.server, {**more, "client_state": own}
+        return (state, hyper, cohort, drawn.key), more
+
+    def first(self, params: Any) -> Any:
+        """The state before the first round, where the clients' data are."""
+        clients, server = self.populations["cohort"], self.algorithm.init(params)
+        if self.algorithm.client_init is None:
+            return self.placed(server)
+        one = self.algorithm.client_init(server.params, len(clients))
+        return self.placed(StateWithClients(server, clients.begin(one)))
 
     def placed(self, tree: Any) -> Any:
         """States or hyperparameters where the clients' data are. Otherwise the first round would be
         compiled for another place than all later ones."""
 
-        def array(leaf: Any) -> jax.Array:
+        def array(leaf: Any) -> Any:
             try:
-                return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+                return leaf if isinstance(leaf, jax.Array | NodeValue) else jnp.asarray(leaf)
             except TypeError:
                 raise ArgumentError.here(
                     f"States and hyperparameters are made of arrays, found {type(leaf).__name__}."
                 ) from None
 
-        sharding = sharding_of(self.populations["cohort"])
+        sharding = self.populations["cohort"].sharding
         tree = jax.tree.map(array, tree)
         return tree if sharding is None else jax.device_put(tree, sharding)

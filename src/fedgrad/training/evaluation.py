@@ -1,7 +1,6 @@
 """How good a model is: what is measured, of whom, and how often."""
 
 import copy
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
-from fedgrad.clients.sampling import Clients
+from fedgrad.clients.population import Population
 from fedgrad.core.dtypes import wide
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.operations import broadcast, sum
@@ -37,12 +36,13 @@ class Evaluation:
     def __init__(
         self,
         metrics: Mapping[str, Metric] | Callable[[Any], Mapping[str, Any]],
-        clients: Clients | None = None,
+        clients: Population | None = None,
         batch_size: int | None = None,
         every: int = 10,
     ) -> None:
         require_whole("every", every)
         self.every = every
+        self.metrics = tuple(metrics) if isinstance(metrics, Mapping) else None  # by name
         self.program: Program | None = None
         if clients is None:
             if not callable(metrics) or batch_size is not None:
@@ -58,10 +58,7 @@ class Evaluation:
                 'fg.Evaluation takes functions by name, such as {"loss": loss}, got '
                 f"{type(metrics).__name__}."
             )
-        everyone = getattr(clients, "everyone", None)
-        if everyone is None:
-            everyone = clients.sample(jax.random.key(0), len(clients))
-        self.program, self.clients = _means(metrics, batch_size or 100), everyone
+        self.program, self.clients = _means(metrics, batch_size or 100), clients.everyone
 
     def __call__(self, params: Any) -> Mapping[str, Any]:
         """The metrics of a model."""
@@ -73,22 +70,20 @@ class Evaluation:
             raise ArgumentError.here("Only an evaluation of clients can run on an executor.")
         return self._with(self.program.on(executor))
 
-    @functools.cached_property
     def side_by_side(self) -> "Evaluation":
         """The evaluation of many models at once, stacked along a leading axis."""
         one = self.program
         if one is None:
             return self
 
-        @program(clients=CLIENTS)
         def evaluate_each(params: Any, clients: Any) -> Any:
             return jax.vmap(lambda p: one(p, clients))(params)
 
-        return self._with(replace(evaluate_each, executor=one.executor))
+        each = one.once("side by side", lambda: program(evaluate_each, clients=CLIENTS))
+        return self._with(replace(each, executor=one.executor))
 
     def _with(self, program: Program) -> "Evaluation":
         found = copy.copy(self)
-        found.__dict__.pop("side_by_side", None)
         found.program = program
         return found
 
@@ -123,9 +118,17 @@ class Evaluations:
         def prepared(one: Evaluation) -> Evaluation:
             if one.program and algorithm.executor and not one.program.executor:
                 one = one.on(algorithm.executor)
-            return one.side_by_side if stacked else one
+            return one.side_by_side() if stacked else one
 
         return Evaluations({name: prepared(one) for name, one in self.by_name.items()})
+
+    def names(self) -> list[str]:
+        """What they give, as a history calls it; `eval.test.`, if that is known only later."""
+        return [
+            f"eval.{name}.{metric}" if name else f"eval.{metric}"
+            for name, one in self.by_name.items()
+            for metric in one.metrics or [""]
+        ]
 
     def due(self, round: int, last: bool = False) -> "Evaluations":
         """Those of this round: all of them, if it is the last one."""

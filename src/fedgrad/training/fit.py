@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.metrics import Metrics
-from fedgrad.clients.sampling import Clients
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import require_whole
 from fedgrad.training.config import describe
 from fedgrad.training.course import Course
@@ -43,7 +43,7 @@ class Result:
 
 def fit(
     algorithm: Algorithm,
-    clients: Clients,
+    clients: Population,
     *,
     params: Any,
     rounds: int,
@@ -70,10 +70,10 @@ def fit(
     """
     require_whole("rounds", rounds, least=0)
     evaluations = Evaluations.of(evaluate)
-    check_callbacks(callbacks, evaluations.by_name)
+    check_callbacks(callbacks, evaluations.names())
     course = Course.of(algorithm, clients, cohort_size, key)
-    first, hyper = course.placed(algorithm.init(params)), course.placed(algorithm.hyper)
-    at, history, kept = Played(0, first), History(), None
+    first, hyper = course.first(params), course.placed(algorithm.hyper)
+    kept = Keeping()
     if out is not None:
         folder = out if isinstance(out, RunFolder) else run_folder(out)
         settings = {"cohort_size": cohort_size, "rounds": rounds, "config": folder.config}
@@ -81,20 +81,18 @@ def fit(
 
     with ExitStack() as closing:
         interrupts = closing.enter_context(Interrupts())
-        if kept is not None:
-            found = kept.begin(first, rounds)
-            at, history = Played(found.round, course.placed(found.state)), found.history
-            closing.callback(kept.close)
+        found = kept.begin(first, rounds)
+        closing.callback(kept.close)
         for callback in callbacks:
             closing.callback(getattr(callback, "close", lambda: None))
-        shown = display(progress, at.round, rounds, course.clients)
+        shown = display(progress, found.round, rounds, course.clients)
         closing.callback(shown.close)
         loop = Loop(
             lambda round, state: course.play(round, state, hyper),
-            at,
+            Played(found.round, course.placed(found.state)),
             rounds,
-            history,
-            evaluations.like(algorithm.round, _is_stacked(first.params, params)),
+            found.history,
+            evaluations.like(course.algorithm.round, _is_stacked(first.params, params)),
             callbacks,
             kept,
             shown,

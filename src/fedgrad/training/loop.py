@@ -50,7 +50,7 @@ class Loop:
     history: History = field(default_factory=History)
     evaluations: Evaluations = field(default_factory=lambda: Evaluations({}))
     callbacks: Sequence[Callback] = ()
-    kept: Keeping | None = None
+    kept: Keeping = field(default_factory=Keeping)
     display: Display = field(default_factory=Display)
     interrupts: Interrupts = field(default_factory=Interrupts)
     stopped: str | None = None
@@ -64,11 +64,9 @@ class Loop:
         try:
             self._play()
         except BaseException as error:
-            if self.kept is not None:
-                self.kept.rescue(self.at.round, self.at.state, self.history, error)
+            self.kept.rescue(self.at.round, self.at.state, self.history, error)
             raise
-        if self.kept is not None:
-            self.kept.save(self.at.round, self.at.state, self.history)
+        self.kept.save(self.at.round, self.at.state, self.history)
 
     def _play(self) -> None:
         self.stopped = self._reason()  # a run that had stopped stays so when it is resumed
@@ -128,11 +126,9 @@ class Loop:
                 self.history.record(one.round, late)
                 found |= late
         finally:
-            if self.kept is not None:
-                self.kept.write(one.round, found)
+            self.kept.write(one.round, found)
         self.display.show(one.round, told)
-        if self.kept is not None:
-            self.kept.save_if_due(one.round, one.state, self.history)
+        self.kept.save_if_due(one.round, one.state, self.history)
         self.interrupts.survived()
         return self.stopped is not None
 
@@ -173,7 +169,7 @@ def _asks(callback: Callable[..., Any], one: Played, metrics: Metrics) -> str | 
 
 
 def _ahead(seconds: float, state: Any) -> int:
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    size = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(state))
     most = min(AHEAD[1], SECONDS / max(seconds, 1e-6), BYTES / max(size, 1))
     return int(max(AHEAD[0], most))
 

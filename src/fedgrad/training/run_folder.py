@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.training import checkpoint
 from fedgrad.training.checkpoint import Checkpoint
 from fedgrad.training.files import RunFolderError, make_folder, write_whole
@@ -55,14 +56,14 @@ def run_folder(
 
 
 class Keeping:
-    """A run that is being kept. Of several processes only the first one writes."""
+    """A run that is being kept, if it has a folder. Of several processes only the first writes."""
 
-    def __init__(self, folder: RunFolder, config: dict[str, Any]) -> None:
-        self.config = json.loads(json.dumps(config))  # as it will be read: tuples are lists
-        self.path, self.folder = make_folder(folder.path), folder
-        self.writes = jax.process_index() == 0
+    def __init__(self, folder: RunFolder | None = None, config: Mapping[str, Any] = {}) -> None:
+        self.folder, self.config = folder, json.loads(json.dumps(config))  # tuples become lists
+        self.writes = folder is not None and jax.process_index() == 0
         self.saved, self.due = -1, time.monotonic() + CHECKPOINT_SECONDS
         self.log: Log | None = None
+        self.states: tuple[Any, ...] = ()  # of the checkpoint, and of the one before it
 
     def begin(self, state: Any, rounds: int) -> Checkpoint:
         """Where to go on: at the first state, or where the run was left.
@@ -70,18 +71,21 @@ class Keeping:
         Say what this run is, and find out now whether the folder can be written.
         """
         at = Checkpoint(0, state, History(), self.config)
-        found = checkpoint.load(self.path, state, self.config) if self.folder.resume else None
+        if self.folder is None:
+            return at
+        path = make_folder(self.folder.path)
+        found = checkpoint.load(path, state, self.config) if self.folder.resume else None
         if found is not None:
             self.saved, at = found.round, found
         if at.round > rounds:
             raise RunFolderError.here(
-                f"{self.path} has {at.round} rounds already, which is more than rounds={rounds}. "
+                f"{path} has {at.round} rounds already, which is more than rounds={rounds}. "
                 "Ask for more, or choose another folder, or give resume=False to fg.run_folder."
             )
         if self.writes:
             text = json.dumps(self.config, indent=1) + "\n"
-            write_whole(self.path / "config.json", text.encode())
-            self.log = Log(self.path / "history.jsonl", at.history)
+            write_whole(path / "config.json", text.encode())
+            self.log = Log(path / "history.jsonl", at.history)
             self.save(at.round, at.state, at.history)
         return at
 
@@ -92,21 +96,26 @@ class Keeping:
 
     def save_if_due(self, round: int, state: Any, history: History) -> None:
         """Save every so many rounds, or every now and then."""
-        every = self.folder.every
+        every = None if self.folder is None else self.folder.every
         if time.monotonic() >= self.due if every is None else round % every == 0:
             self.save(round, state, history)
 
     def save(self, round: int, state: Any, history: History) -> None:
         """Save the last round that is complete."""
-        if not self.writes or self.saved == round:
+        if self.folder is None or not self.writes or self.saved == round:
             return
         start = time.monotonic()
-        checkpoint.save(self.path, Checkpoint(round, state, history.until(round), self.config))
+        checkpoint.save(
+            self.folder.path, Checkpoint(round, state, history.until(round), self.config)
+        )
         self.saved, end = round, time.monotonic()
+        self.states = (state, *self.states[:1])  # so nodes keep what both checkpoints need
         self.due = end + max(CHECKPOINT_SECONDS, SHARE * (end - start))
 
     def rescue(self, round: int, state: Any, history: History, error: BaseException) -> None:
         """Save what there is after an error, which stays the one that is raised."""
+        if self.folder is None:
+            return
         try:
             self.save(round, state, history)
         except Exception as second:
@@ -114,10 +123,11 @@ class Keeping:
                 error.add_note(str(second))
         else:
             error.add_note(
-                f"Round {round} is saved in {self.path}: run it again to go on from there."
+                f"Round {round} is saved in {self.folder.path}: run it again to go on from there."
             )
 
     def close(self) -> None:
-        """Close the log."""
+        """Close the log; what is saved stays on nodes."""
+        on_nodes.left(self.states)
         if self.log is not None:
             self.log.close()

@@ -4,7 +4,7 @@ Trials run side by side, as many at once as fit into memory, on the same clients
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.side_by_side import side_by_side
-from fedgrad.clients.sampling import Clients
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, nearest, require_whole
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
@@ -86,6 +86,14 @@ class Trials:
                 "of the trials, at each of several rungs."
             )
 
+    def check(self, metrics: Iterable[str] | None) -> None:
+        """Refuse an evaluation that does not give the objective, as far as it is known."""
+        if metrics is not None and self.objective not in metrics:
+            raise ArgumentError.here(
+                f"evaluate= gives no metric {self.objective!r}."
+                + nearest(self.objective, list(metrics))
+            )
+
     def ends(self, rounds: int) -> list[int]:
         """For how long the trials are trained that reach each of the rungs."""
         return [
@@ -105,7 +113,7 @@ class Trials:
 
 def random_search(
     algorithm: Algorithm,
-    clients: Clients,
+    clients: Population,
     space: Mapping[str, Range],
     *,
     trials: int | Trials,
@@ -128,7 +136,9 @@ def random_search(
     tried = _drawn(algorithm, space, wanted.number, key)
     together = side_by_side(algorithm, names_of.replace(algorithm.hyper, tried))
     course = Course.of(together, clients, cohort_size, key)
-    evaluations = Evaluations.of({"": evaluate}).like(algorithm.round, stacked=False)
+    evaluations = Evaluations.of({"": evaluate}).like(course.algorithm.round, stacked=False)
+    evaluation = evaluations.by_name[""]
+    wanted.check(evaluation.metrics)
     ends = wanted.ends(rounds)
     alive = np.arange(wanted.number)
     scores, trained = np.full(len(alive), np.nan), np.zeros(len(alive), int)
@@ -148,7 +158,9 @@ def random_search(
                 loop.run()
                 parts.append(loop.at.state)
             state = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-            found = _scores(evaluations.by_name[""], state.params, wanted.objective, len(alive))
+            metrics = _evaluated(evaluation, state.params, len(alive))
+            wanted.check(metrics)
+            found = np.asarray(metrics[wanted.objective], float)
             scores[alive], trained[alive] = found, end
             order = wanted.best(found)
             left = order[: 1 if end == ends[-1] else max(1, round(len(order) * wanted.part))]
@@ -185,17 +197,11 @@ def _drawn(
     return {name: space[name](k, trials) for name, k in zip(sorted(space), keys, strict=True)}
 
 
-def _scores(evaluation: Evaluation, models: Any, objective: str, trials: int) -> np.ndarray:
+def _evaluated(evaluation: Evaluation, models: Any, trials: int) -> Mapping[str, Any]:
     if evaluation.program is not None:
-        found = evaluation.side_by_side(models)
-    else:
-        each = [evaluation(_take(models, np.int32(i))) for i in range(trials)]
-        found = {name: np.array([one[name] for one in each]) for name in each[0]}
-    if objective not in found:
-        raise ArgumentError.here(
-            f"evaluate= gives no metric {objective!r}." + nearest(objective, list(found))
-        )
-    return np.asarray(found[objective], float)
+        return evaluation.side_by_side()(models)
+    each = [evaluation(_take(models, np.int32(i))) for i in range(trials)]
+    return {name: np.array([one[name] for one in each]) for name in each[0]}
 
 
 def _take(tree: Any, trials: Any) -> Any:

@@ -1,6 +1,6 @@
 """What may end training before the last round: callbacks, and those that read the history."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,23 +65,22 @@ def non_finite(metric: str = "loss") -> Stop:
     return Stop(metric, lambda v: None if np.isfinite(v[-1]).any() else f"{metric} is not finite")
 
 
-def check_callbacks(callbacks: Sequence[Callback], evaluations: Iterable[str]) -> None:
+def check_callbacks(callbacks: Sequence[Callback], evaluated: Sequence[str]) -> None:
     """Refuse what cannot be called, and what waits for an evaluation that never happens.
 
-    `evaluations`: the names of those that there are, "" for one without a name.
+    `evaluated`: the names of what is evaluated; one that ends with a dot is the start of names.
     """
-    known = list(evaluations)
     for callback in callbacks:
         if not callable(callback) and not isinstance(callback, Stop):
             raise ArgumentError.here(
                 "callbacks= takes functions of (round, state, metrics), and fg.early_stop and its "
                 f"like, got {callback!r}."
             )
-        kind, _, rest = getattr(callback, "metric", "").partition(".")
-        name = rest.partition(".")[0]
-        if kind == "eval" and "" not in known and name not in known:
-            missing = f"there is no evaluation {name!r}." + nearest(name, known)
+        metric = getattr(callback, "metric", "")
+        known = any(metric == e or (e.endswith(".") and metric.startswith(e)) for e in evaluated)
+        if metric.startswith("eval.") and not known:
+            missing = f"that is not evaluated.{nearest(metric, list(evaluated))}"
+            nothing = "nothing is evaluated. Give fg.fit evaluate=."
             raise ArgumentError.here(
-                f"A callback looks at {kind}.{rest}, but "
-                + (missing if known else "nothing is evaluated. Give fg.fit evaluate=.")
+                f"A callback looks at {metric!r}, but {missing if evaluated else nothing}"
             )

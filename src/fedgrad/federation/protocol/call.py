@@ -104,7 +104,7 @@ class Call(InPython):
         waiting, self.waiting = self.waiting, []
         return self.messages.send(waiting) if waiting else []
 
-    def iteration(self, i: int | None, body: Graph, inputs: list[Any], at: Any = None) -> list[Any]:
+    def iteration(self, body: Graph, inputs: list[Any], i: int | None, at: Any) -> list[Any]:
         """Clients are told the number of an iteration."""
         before, self.at = self.at, (*self.at, DECIDED if i is None else i)
         try:

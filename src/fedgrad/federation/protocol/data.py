@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.clients.examples import spare_rows
+from fedgrad.clients.padding import padded
 from fedgrad.core.imported import imported
 from fedgrad.federation.protocol.errors import FederationError
 
@@ -84,7 +84,7 @@ class OwnData:
         leaf, count = self.leaf(part, position), self.count(part)
         if count > capacity:
             raise FederationError(f"the part {part!r} has more than {capacity} examples")
-        return np.concatenate([leaf, spare_rows(leaf, 2 * capacity - count)])
+        return padded([leaf], 2 * capacity)
 
     def describe(self, part: str, examples: bool) -> dict[str, str]:
         """Structure, shapes and dtypes of a part. Seen as examples, the shape of one of them, and

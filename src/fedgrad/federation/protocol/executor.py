@@ -125,7 +125,7 @@ class Flower:
         if over_select < 1:
             raise ArgumentError.here(f"population(over_select={over_select}): it is at least 1.")
         everyone = examples(self.federation, part, self._attendance(None, expect, wait))
-        return NodePopulation(everyone, over_select)
+        return NodePopulation(everyone, self, over_select)
 
     def _attendance(self, which: Any, expect: Any, wait: float) -> Attendance:
         return Attendance.read(self.terms.drop, which, expect, wait)

@@ -43,8 +43,7 @@ class Exported:
         arguments = [v for v in plan.graph.inputs if is_client(v.at)]
         self.arguments = len(arguments)
         self.origins = Origins(plan.name, self.numbers)
-        self.origins.run(
-            plan.graph,
+        fold(plan.graph, self.origins.walk)(
             [
                 ["argument", arguments.index(v)] if is_client(v.at) else None
                 for v in plan.graph.inputs

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from fedgrad.core.control import Cond, Scan, While
@@ -19,6 +20,7 @@ _CONSTANT: Source = ["constant"]
 MOST = 256  # alternatives
 
 T = TypeVar("T")
+Ways = Callable[..., list[list[Known]]]  # of a graph: (inputs, places) -> what outputs can be
 
 
 class Origins:
@@ -46,20 +48,27 @@ class Origins:
         same = first is not None and all(alternatives == first for alternatives in by.values())
         return {"": first} if first is not None and same else by
 
+    def walk(self, graph: Graph, inside: list[list[Ways]]) -> Ways:
+        """What the outputs of a graph can be together, as a function of its inputs (and places)."""
+        return partial(self.run, graph, inside)
+
     def run(
-        self, graph: Graph, inputs: Sequence[Known], places: Sequence[str] | None = None
+        self,
+        graph: Graph,
+        inside: list[list[Ways]],
+        inputs: Sequence[Known],
+        places: Sequence[str] | None = None,
     ) -> list[list[Known]]:
-        """What the outputs can be together, at these places."""
         env: Env = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if x is not None}
         env |= {v: ["index"] for v in graph.indices.values()}
         worlds, last = [env], _last_reads(graph)
-        for i, equation in enumerate(graph.equations):
+        for i, (equation, bodies) in enumerate(zip(graph.equations, inside, strict=True)):
             if isinstance(equation, Round):
                 for env in worlds:
                     for exchange in equation.exchanges:
                         self.exchange(exchange, env)
-            elif equation.bodies:
-                after = [(env, new) for env in worlds for new in self.loop(equation, env)]
+            elif bodies:
+                after = [(env, new) for env in worlds for new in self.loop(equation, bodies, env)]
                 worlds = [
                     {v: x for v, x in (env | new).items() if last.get(v, -1) > i}
                     for env, new in after
@@ -99,28 +108,28 @@ class Origins:
         for j, v in enumerate(exchange.kept):
             env[v] = ["kept", self.numbers[exchange], j, list(self.at)]
 
-    def loop(self, loop: Equation, env: Env) -> list[Env]:
+    def loop(self, loop: Equation, bodies: list[Ways], env: Env) -> list[Env]:
         """What it can add to an environment."""
         pairs = zip(loop.inputs, loop.inputs_at, strict=True)
         inputs = [_placed(env, v, at) for v, at in pairs]
         if isinstance(loop.control, Cond):
-            return self.cond(loop, inputs, env)
-        ways = self.scan(loop, inputs) if isinstance(loop.control, Scan) else None
-        return [_made(loop, way) for way in (self.while_(loop, inputs) if ways is None else ways)]
+            return self.cond(loop, bodies, inputs, env)
+        ways = self.scan if isinstance(loop.control, Scan) else self.while_
+        return [_made(loop, way) for way in ways(loop, bodies, inputs)]
 
     def inside(
-        self, length: int | None, i: int, body: Graph, inputs: list[Known], at: Any
+        self, length: int | None, i: int, body: Ways, inputs: list[Known], at: Any
     ) -> list[list[Known]]:
         """One iteration of a loop."""
         before = self.at, self.around
         self.at, self.around = (*self.at, i), (*self.around, length)
         try:
-            return self.run(body, inputs, at)
+            return body(inputs, at)
         finally:
             self.at, self.around = before
 
-    def scan(self, loop: Equation, inputs: list[Known]) -> list[list[Known]]:
-        scan, body = loop.control, loop.bodies[0]
+    def scan(self, loop: Equation, bodies: list[Ways], inputs: list[Known]) -> list[list[Known]]:
+        scan, body = loop.control, bodies[0]
         assert isinstance(scan, Scan)
         consts, start, xs = scan.split(inputs)
         places = _places(loop)
@@ -141,10 +150,10 @@ class Origins:
             for carry, rows in ways
         ]
 
-    def while_(self, loop: Equation, inputs: list[Known]) -> list[list[Known]]:
+    def while_(self, loop: Equation, bodies: list[Ways], inputs: list[Known]) -> list[list[Known]]:
         assert isinstance(loop.control, While)
         of_cond, of_body, start = loop.control.split(inputs)
-        cond, body = loop.bodies
+        cond, body = bodies
         found = {json.dumps(start): start}
         new = [start]
         while new:  # until nothing new can happen
@@ -157,16 +166,16 @@ class Origins:
                     self.few(found)
         return list(found.values())
 
-    def cond(self, loop: Equation, inputs: list[Known], env: Env) -> list[Env]:
+    def cond(self, loop: Equation, bodies: list[Ways], inputs: list[Known], env: Env) -> list[Env]:
         """Two conds that the same number chooses for take the same branch, as those do that are
         each other's derivative."""
-        by, n = loop.inputs[0], len(loop.bodies)
+        by, n = loop.inputs[0], len(bodies)
         known = env.get(by)
         taken = [known[2]] if known is not None and known[1] == n else range(n)
         return [
             {by: ["branch", n, b], **_made(loop, way)}
             for b in taken
-            for way in self.run(loop.bodies[b], inputs[1:], _places(loop))
+            for way in bodies[b](inputs[1:], _places(loop))
         ]
 
 

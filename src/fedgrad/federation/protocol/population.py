@@ -1,26 +1,30 @@
 """All clients of a federation, from which cohorts are drawn."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedgrad.clients.cohort import Cohort
+from fedgrad.clients.population import Population
 from fedgrad.core.errors import CohortError
+from fedgrad.core.program import Executor
+from fedgrad.federation.protocol import state
 from fedgrad.federation.protocol.values import choose
 
 
 @dataclass(frozen=True, repr=False)
-class NodePopulation:
+class NodePopulation(Population):
     """The clients that were connected when this was made, for `fg.fit` and its kind.
 
     `over_select`: a sampled cohort has so many times as many candidates as it wants clients, and
     those that answer first are the clients.
     """
 
-    everyone: Cohort
+    everyone: Cohort = field()
+    executor: Executor = field()
     over_select: float = 1.0
 
     def __len__(self) -> int:
@@ -29,24 +33,28 @@ class NodePopulation:
     def __repr__(self) -> str:
         return f"NodePopulation({len(self)} clients)"
 
-    def sample(self, key: jax.Array, size: int) -> Cohort:
+    def indices(self, key: jax.Array, size: int, round: int = 1, role: str = "cohort") -> Any:
+        """Which clients are drawn, by their index in the federation."""
+        return np.asarray(self.everyone.index)[super().indices(key, size, round, role)]
+
+    def sample(self, key: jax.Array, size: int, round: int = 1, role: str = "cohort") -> Cohort:
         """A cohort of `size` different clients, drawn uniformly: with the same key the same as from
-        `fg.population([client_0, client_1, ...])`."""
-        if not 1 <= size <= len(self):
-            raise CohortError.here(
-                f"Cannot sample {size} of {len(self)} clients. Ask for 1 to {len(self)}."
-            )
-        order = jax.random.permutation(key, len(self))
-        return self.take(order[: self.candidates(size)], size)
+        `fg.population([client_0, client_1, ...])`, or the first to answer of those and others."""
+        candidates = min(len(self), math.ceil(size * self.over_select))
+        asked = self.indices(key, max(size, candidates), round, role).tolist()
+        return choose(self.everyone, asked, size if size < len(asked) else None)
 
-    def candidates(self, size: int) -> int:
-        """How many clients are asked, of which `size` are wanted."""
-        return min(len(self), math.ceil(size * self.over_select))
+    def begin(self, one: Any) -> Any:
+        """The states that clients keep on their nodes: handles."""
+        return state.begin(one, np.asarray(self.everyone.index).tolist())
 
-    def take(self, positions: Any, size: int) -> Cohort:
-        """The first `size` to answer of the clients at these positions of the population."""
-        candidates = np.asarray(self.everyone.index)[np.asarray(positions)].tolist()
-        return choose(self.everyone, candidates, size if size < len(candidates) else None)
+    def gather(self, states: Any, cohort: Any) -> Any:
+        """Of the states of all clients, those of a cohort: an argument beside it."""
+        return state.gather(states, cohort)
+
+    def scatter(self, states: Any, cohort: Any, new: Any) -> Any:
+        """The states of all clients, of which those who have answered have new ones."""
+        return state.scatter(states, new)
 
     def select(self, clients: Any) -> Cohort:
         """The cohort of these clients, by their index in the federation."""

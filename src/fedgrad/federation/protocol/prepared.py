@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fedgrad.core.evaluate import evaluate, read
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, everywhere, fold
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, changed, everywhere
 from fedgrad.core.placement import SERVER, is_client
 from fedgrad.core.primitives import jax_primitives
 from fedgrad.federation.protocol.exported import Exported
@@ -24,22 +24,18 @@ class Prepared:
         self.last_reads: dict[Exchange, set[Value]] = {}
         for graph in everywhere(plan.graph):
             self.last_reads.update(_last_reads(graph))
-        self.graph = fold(plan.graph, _gathered)
+        self.graph = changed(plan.graph, _gathered)
         self.server: dict[Equation, Callable[..., list[Any]]] = {
-            e: _compiled(e.bodies[0])
+            e: _compiled(*e.bodies)
             for graph in everywhere(self.graph)
             for e in graph.loops
             if e.primitive is jax_primitives.jit_p
         }
 
 
-def _gathered(graph: Graph, inside: list[list[Graph]]) -> Graph:
+def _gathered(graph: Graph) -> Graph:
     """The same graph, in which what the server does in one go is one equation with a body."""
-    loops = [
-        dataclasses.replace(e, bodies=tuple(bodies)) if bodies else e
-        for e, bodies in zip(graph.equations, inside, strict=True)
-    ]
-    groups = [(k, list(g)) for k, g in itertools.groupby(loops, lambda e: not e.bodies)]
+    groups = [(k, list(g)) for k, g in itertools.groupby(graph.equations, lambda e: not e.bodies)]
     reads = [{v for e in group for v in e.inputs} for _, group in groups]
     equations: list[Equation] = []
     for i, (local, group) in enumerate(groups):

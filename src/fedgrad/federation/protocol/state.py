@@ -52,6 +52,19 @@ def scatter(state: Any, new: Any) -> Any:
     return jax.tree.map(one, state, new)
 
 
+def left(state: Any) -> None:
+    """Nodes keep what this state has when its handles are gone, until it is too old for them: for
+    who has saved it."""
+
+    def leave(remote: Remote) -> None:
+        for held in (*remote.holds, *remote.kept.values()):
+            leave(held) if isinstance(held, Remote) else held.end.detach()
+
+    for handle in handles(state):
+        for client in handle.clients:
+            leave(handle.remote.of(client))
+
+
 def saved(state: Any) -> Saved:
     """What a checkpoint has to say of a state; clients that are as they began are not in it."""
     return [

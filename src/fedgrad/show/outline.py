@@ -6,13 +6,14 @@ with their visits to clients, frames around loops, and links for what stays with
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
+from fedgrad.ad.activity import differentiable
 from fedgrad.core import graph as core
 from fedgrad.core.graph import Equation, Exchange, Graph, Value
 from fedgrad.core.placement import SERVER, is_client
@@ -31,7 +32,7 @@ class Size:
 
     @staticmethod
     def of(values: Iterable[Value]) -> "Size":
-        return sum((Size(v.size, v.bytes, _is_float(v)) for v in values), Size())
+        return sum((Size(v.size, v.bytes, differentiable(v)) for v in values), Size())
 
     def __add__(self, other: "Size") -> "Size":
         floats = self.floats and other.floats
@@ -87,6 +88,7 @@ class Frame:
 
 
 Item = Work | Round | Frame
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,16 +119,21 @@ def outline(plan: Plan) -> Outline:
     results = _sizes(lanes, [(_result(path), v) for path, v in leaves])
     walk = _Walk(plan)
     own = {v: _argument(v) for v in plan.graph.inputs if is_client(v.at)}
-    items = walk.items(plan.graph, own, {}, None)
+    items = core.fold(plan.graph, walk.drawn)(own, {}, None)
     return Outline(items, tuple(walk.links), lanes, arguments, results)
 
 
-def frames(items: Sequence[Item]) -> Iterator[Frame]:
+def inside(items: Sequence[Item], kind: type[T]) -> Iterator[T]:
+    """The items of a kind, also those in frames."""
     for item in items:
-        if isinstance(item, Frame):
+        if isinstance(item, kind):
             yield item
-            for part in item.parts:
-                yield from frames(part.items)
+        for part in item.parts if isinstance(item, Frame) else ():
+            yield from inside(part.items, kind)
+
+
+# A graph, to be drawn as soon as it is known what its clients have (own, holds, part).
+Drawn = Callable[[dict[Value, str], dict[Value, Any], Part | None], tuple[Item, ...]]
 
 
 @dataclass
@@ -138,10 +145,19 @@ class _Walk:
     def __post_init__(self) -> None:
         self.directing = directing(self.plan.graph)
 
+    def drawn(self, graph: Graph, inside: list[list[Drawn]]) -> Drawn:
+        return partial(self.items, graph, inside)
+
     def items(
-        self, graph: Graph, own: dict[Value, str], holds: dict[Value, Any], part: Part | None
+        self,
+        graph: Graph,
+        inside: list[list[Drawn]],
+        own: dict[Value, str],
+        holds: dict[Value, Any],
+        part: Part | None,
     ) -> tuple[Item, ...]:
         """`holds`: who has each client value that is not the client's own argument."""
+        frames = dict(zip(graph.equations, inside, strict=True))
         own = own | dict.fromkeys(graph.indices.values(), "index")
         carried: dict[tuple[Any, Any, str], list[Value]] = {}
         items: list[Item] = []
@@ -164,7 +180,7 @@ class _Walk:
                     self.number += equation.speaks
                     items.append(Round(self.number if equation.speaks else None, tuple(visits)))
                 else:
-                    items.append(frame := self.frame(equation, own))
+                    items.append(frame := self.frame(equation, frames[equation], own))
                     reads((v for v in equation.inputs if is_client(v.at)), frame)
                     holds.update((v, frame) for v in equation.outputs if is_client(v.at))
         reads((v for v in graph.outputs if is_client(v.at)), part)
@@ -181,18 +197,16 @@ class _Walk:
         work = stage_work(self.directing, x.stage.equations, "only sends" if up else "only keeps")
         return Visit(x.placement, work, tuple(dict.fromkeys(reads)), down, up)
 
-    def frame(self, loop: Equation, own: dict[Value, str]) -> Frame:
+    def frame(self, loop: Equation, bodies: list[Drawn], own: dict[Value, str]) -> Frame:
         parts = []
-        for i, body in enumerate(loop.bodies):
+        for i, (items, inputs) in enumerate(zip(bodies, loop.inner, strict=True)):
             outer = _outer(loop, i)
-            inner_own = {
-                v: own[o] for v, o in zip(body.inputs, outer, strict=True) if o in own and o
-            }
+            inner_own = {v: own[o] for v, o in zip(inputs, outer, strict=True) if o in own and o}
             label = {"cond": f"branch {i}", "while": ("condition", "body")[i % 2]}.get(loop.kind)
             # The part is the edge of its own links, so it must exist before its items do.
             part = Part(label or "", ())
-            holds = {v: part for v in body.inputs if is_client(v.at) and v not in inner_own}
-            object.__setattr__(part, "items", self.items(body, inner_own, dict(holds), part))
+            holds = {v: part for v in inputs if is_client(v.at) and v not in inner_own}
+            object.__setattr__(part, "items", items(inner_own, dict(holds), part))
             parts.append(part)
         label = loop.kind.removesuffix("_call")
         label += f" × {loop.times:,}" if loop.times is not None else ""
@@ -229,7 +243,3 @@ def _sizes(lanes: Iterable[str], named: Sequence[tuple[str, Value]]) -> dict[str
         }
         for lane, names in found.items()
     }
-
-
-def _is_float(v: Value) -> bool:
-    return bool(jnp.issubdtype(v.aval.dtype, jnp.inexact))

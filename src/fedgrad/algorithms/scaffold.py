@@ -1,0 +1,119 @@
+"""SCAFFOLD: clients correct their drift by control variates, which they keep between rounds."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.fed_opt import BELONGS_TO_LOCAL_TRAINING, WEIGHTINGS, fed_opt, now
+from fedgrad.algorithms.local_training import Gradient, LocalTraining, following, plain_gradient
+from fedgrad.algorithms.metrics import Metrics
+from fedgrad.algorithms.objective import Loss
+from fedgrad.algorithms.optimizer import optimizer
+from fedgrad.clients.examples import Examples
+from fedgrad.core.errors import ArgumentError, known_arguments
+from fedgrad.core.operations import broadcast, client_key, mean, sum
+from fedgrad.core.placement import CLIENTS
+from fedgrad.core.program import program
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ScaffoldState:
+    """What the server keeps between rounds: `control` is the mean of all clients' ones."""
+
+    server: Any
+    control: Any
+
+    @property
+    def params(self) -> Any:
+        """The model."""
+        return self.server.params
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ScaffoldClient:
+    """What a client keeps between rounds: its estimate of its own gradient."""
+
+    control: Any
+    share: Any  # 1 / the number of all clients
+
+
+@known_arguments(BELONGS_TO_LOCAL_TRAINING)
+def scaffold(
+    loss: Loss, client: Any = 0.1, server_learning_rate: Any = 1.0, *, weighting: str = "uniform"
+) -> Algorithm:
+    """SCAFFOLD (Karimireddy et al. 2020, option II), with N clients of which S take part:
+
+    y_i -= lr (∇F_i(y_i) - c_i + c), K times from y_i = x;  c_i⁺ = c_i - c + (x - y_i) / (K lr)
+    x += server_learning_rate mean(y_i - x);                c += |S| / N mean(c_i⁺ - c_i)
+    """
+
+    def corrected(loss: Loss) -> Gradient:
+        plain = plain_gradient(loss)
+
+        def gradient(
+            params: Any, start: Any, batch: Any, mask: jax.Array, hyper: Any, key: Any
+        ) -> tuple[jax.Array, Any]:
+            value, slope = plain(params, start, batch, mask, hyper, key)
+            return value, jax.tree.map(jnp.add, slope, hyper["correction"])
+
+        return gradient
+
+    work = following(client, corrected)
+    _require_sgd(work)
+    train, ours = work.training(loss), optimizer(optax.sgd, learning_rate=server_learning_rate)
+    plain = fed_opt(loss, server=ours, client=work, weighting=weighting)
+
+    def init(params: Any, hyper: Any = None) -> ScaffoldState:
+        server = plain.init(params, hyper)
+        return ScaffoldState(server, jax.tree.map(jnp.zeros_like, server.params))
+
+    def client_init(params: Any, clients: int) -> ScaffoldClient:
+        zeros = jax.tree.map(lambda leaf: jnp.zeros_like(jnp.asarray(leaf)), params)
+        return ScaffoldClient(zeros, jnp.asarray(1 / clients, jnp.float32))
+
+    @program(cohort=CLIENTS, client_state=CLIENTS)
+    def round(
+        state: ScaffoldState, hyper: Any, cohort: Any, key: jax.Array, client_state: ScaffoldClient
+    ) -> Any:
+        hyper = now(state.server, hyper)
+        examples = cohort if isinstance(cohort, Examples) else Examples.of(cohort)
+        theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
+        correction = jax.tree.map(jnp.subtract, broadcast(state.control), client_state.control)
+        update, value = train(
+            broadcast(state.params),
+            examples,
+            {**theirs, "correction": correction},
+            client_key(key),
+        )
+        steps = work.steps_of(examples)
+        slope = jax.tree.map(
+            lambda rate, part: jax.tree.map(lambda u: (u / (steps * rate)).astype(u.dtype), part),
+            theirs["client"]["learning_rate"],
+            update,
+        )
+        control, share = jax.tree.map(jnp.subtract, slope, correction), client_state.share
+        moved = jax.tree.map(
+            lambda new, old: ((new - old) * share).astype(old.dtype), control, client_state.control
+        )
+        sent = {"update": update, "loss": value}
+        got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
+        server = state.server.step(ours.build(hyper["server"]), got["update"])
+        new = ScaffoldState(server, jax.tree.map(jnp.add, state.control, sum(moved)))
+        return new, Metrics(loss=got["loss"]), ScaffoldClient(control, share)
+
+    return replace(plain, init=init, round=round, client_init=client_init)
+
+
+def _require_sgd(work: LocalTraining) -> None:
+    found = work.optimizer
+    if found.make is not optax.sgd or set(found.defaults) != {"learning_rate"} or found.fixed:
+        raise ArgumentError.here(
+            "scaffold: clients take steps of plain SGD, because (x - y) / (K lr) is the mean of "
+            "their gradients only then. Write client=fg.local_training(0.1, ...)."
+        )

@@ -1,0 +1,125 @@
+"""A population in memory: all examples of all clients in one store, of which a client is a view."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.clients import sampling
+from fedgrad.clients.cohort import Cohort
+from fedgrad.clients.padding import padded
+from fedgrad.clients.population import Population, Stored
+from fedgrad.core.errors import CohortError
+
+
+@dataclass(frozen=True, repr=False)
+class InMemory(Stored):
+    """All clients, their examples stored once. Make one with `fg.population`."""
+
+    offsets: np.ndarray
+    in_memory = True
+
+    @property
+    def sharding(self) -> Any:
+        """On each of several local devices, if there are several."""
+        sharding = self.everyone.count.sharding
+        return sharding if len(sharding.device_set) > 1 else None
+
+    def cohort(self, index: Any) -> Cohort:
+        """Two numbers of each client, which are known on the host too."""
+        if isinstance(index, jax.core.Tracer):
+            offsets, counts = self.everyone.offset, self.everyone.count
+        else:
+            offsets, counts = self.offsets, self.counts
+        return replace(self.everyone, offset=offsets[index], count=counts[index], index=index)
+
+    def draws(self, key: jax.Array, size: int, role: str = "cohort") -> Callable[[int], Any]:
+        """The cohorts of several rounds are put on the devices together."""
+        words, _ = sampling.read_key(key)
+        put = sampling.placing(self.sharding)
+
+        def block(rounds: range) -> list[Cohort]:
+            chosen = [sampling.positions(words, r, role, len(self), size) for r in rounds]
+            placed = put([(self.offsets[i], self.counts[i], i) for i in chosen])
+            return [replace(self.everyone, offset=o, count=c, index=i) for o, c, i in placed]
+
+        return sampling.ahead(block)
+
+
+def population(clients: Sequence[Any]) -> Population:
+    """Store clients, one pytree of examples each (leaves with a leading example axis), once.
+
+    On several local devices the store is put on each of them, so that no round moves data.
+    """
+    counts = examples_of(clients).astype(np.int32)
+    total, capacity = int(counts.sum()), int(counts.max())
+    offsets = (np.cumsum(counts) - counts).astype(np.int32)
+
+    def stored(*leaves: Any) -> jax.Array:
+        return _everywhere(padded([np.asarray(leaf) for leaf in leaves], total + capacity))
+
+    everyone = Cohort(
+        store=jax.tree.map(stored, *clients),
+        offset=_everywhere(offsets),
+        count=_everywhere(counts),
+        index=_everywhere(np.arange(len(counts), dtype=np.int32)),
+        capacity=capacity,
+    )
+    return InMemory(everyone, counts, offsets)
+
+
+def cohort(clients: Sequence[Any]) -> Cohort:
+    """Clients of different sizes from a list, one entry per client, for one call of a program."""
+    return population(clients).everyone
+
+
+def _everywhere(x: np.ndarray) -> jax.Array:
+    devices = jax.local_devices()
+    if len(devices) == 1:
+        return jnp.asarray(x)
+    mesh = jax.sharding.Mesh(devices, ("devices",))
+    return jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+
+
+def examples_of(clients: Sequence[Any]) -> np.ndarray:
+    """How many examples each client has, if they are one population."""
+    if isinstance(clients, dict) or not hasattr(clients, "__len__"):
+        raise CohortError.here(
+            f"Clients are a list with one pytree for each, got {type(clients).__name__}. "
+            "Write fg.population([client_0, client_1, ...])."
+        )
+    if not len(clients):
+        raise CohortError.here("There are no clients: the list is empty.")
+    tree = jax.tree.structure(clients[0])
+    counts = []
+    for i, client in enumerate(clients):
+        if not _same_tree(client, clients[0]):
+            raise CohortError.here(
+                f"Client {i} has another structure than client 0: {jax.tree.structure(client)} "
+                f"and {tree}. Give every client the same pytree."
+            )
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(client)]
+        sizes = {shape[0] if shape else None for shape in shapes}
+        if len(sizes) != 1 or None in sizes:
+            raise CohortError.here(
+                f"Every leaf of a client has one row per example; client {i} has leaves of shapes "
+                f"{shapes}."
+            )
+        if sizes == {0}:
+            raise CohortError.here(f"Client {i} has no examples. Leave it out.")
+        for here, first in zip(shapes, jax.tree.leaves(clients[0]), strict=True):
+            if here[1:] != np.shape(first)[1:]:
+                raise CohortError.here(
+                    f"Examples of client {i} have shape {here[1:]}, those of client 0 "
+                    f"{np.shape(first)[1:]}. Only the number of examples may differ."
+                )
+        counts.append(sizes.pop())
+    return np.asarray(counts)
+
+
+def _same_tree(a: Any, b: Any) -> bool:
+    trees: list[Any] = [jax.tree.structure(a), jax.tree.structure(b)]
+    return bool(trees[0] == trees[1])

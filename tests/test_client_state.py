@@ -1,0 +1,257 @@
+"""Clients that keep a state between rounds: SCAFFOLD against its published formulas, wherever it
+runs, and a trainer that keeps the state of everybody."""
+
+import dataclasses
+import functools
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import by_hand
+import fedgrad as fg
+from by_hand import BATCH, CLIENTS, POPULATION, START, as_params, as_vector, loss
+from fedgrad.algorithms.variants import ALGORITHMS
+from fedgrad.federation import InProcess
+
+N = len(CLIENTS)
+RATE, SERVER_RATE = 0.3, 0.8
+COHORTS = [[0, 1, 2], [3, 1, 0], [2, 3, 1], [0, 2, 3]]
+ordered = functools.partial(fg.local_training, batch_size=BATCH, shuffle=False)
+
+
+def close(found, expected, rtol=1e-9):
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-12)
+
+
+# ---- SCAFFOLD by hand: Karimireddy et al. 2020, Algorithm 1 with option II, in numpy
+
+
+@dataclasses.dataclass
+class ByHand:
+    """The server's x and c, and c_i of each client."""
+
+    x: np.ndarray
+    c: np.ndarray
+    own: np.ndarray
+
+    @classmethod
+    def first(cls):
+        return cls(START, np.zeros(3), np.zeros((N, 3)))
+
+    def play(self, chosen, rate=RATE, server_rate=SERVER_RATE, **order):
+        """The round of these clients; their mean loss."""
+        far, new, values = [], [], []
+        for i in chosen:
+            y, batches = self.x, by_hand.batches(CLIENTS[i], **order)
+            total, seen = 0.0, 0
+            for batch in batches:
+                total += by_hand.value(y, batch) * len(batch["y"])
+                seen += len(batch["y"])
+                y = y - rate * (by_hand.slope(y, batch) - self.own[i] + self.c)
+            far.append(y - self.x)
+            new.append(self.own[i] - self.c + (self.x - y) / (len(batches) * rate))
+            values.append(total / seen)
+        moved = np.mean(new - self.own[chosen], axis=0)
+        self.x = self.x + server_rate * np.mean(far, axis=0)
+        self.c = self.c + len(chosen) / N * moved
+        self.own[chosen] = new
+        return np.mean(values)
+
+    def check(self, state, own, rtol=1e-9):
+        """The same numbers, and c is the mean of the clients' ones."""
+        close(as_vector(state.params), self.x, rtol)
+        close(as_vector(state.control), self.c, rtol)
+        close(self.c, self.own.mean(0))
+        for found, expected in zip(stacked(own.control), self.own, strict=True):
+            close(found, expected, rtol)
+
+
+def stacked(control):
+    """The clients' control variates as rows."""
+    return np.concatenate([np.asarray(control["b"])[:, None], np.asarray(control["w"])], axis=1)
+
+
+ALGORITHM = fg.scaffold(loss, ordered(RATE), SERVER_RATE)
+
+
+def everybody(algorithm, params, n=N):
+    one = algorithm.client_init(params, n)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *jnp.shape(leaf))), one)
+
+
+MESH = fg.executors.mesh()
+EXECUTORS = {
+    "local": (fg.executors.local(), POPULATION),
+    "reference": (fg.executors.reference(), POPULATION),
+    "chunk2": (fg.executors.local(chunk=2), POPULATION),
+    "mesh": (MESH, POPULATION),
+    "mesh population": (MESH, MESH.population(CLIENTS)),
+}
+
+
+@pytest.mark.parametrize("executor, population", EXECUTORS.values(), ids=EXECUTORS)
+@pytest.mark.parametrize("order", [{}, {"epochs": 2}, {"steps": 3}], ids=str)
+def test_scaffold_is_the_published_one(executor, population, order):
+    algorithm = fg.scaffold(loss, ordered(RATE, **order), SERVER_RATE).on(executor)
+    params, expected = as_params(START), ByHand.first()
+    state, own = algorithm.init(params), everybody(algorithm, params)
+    for t, chosen in enumerate(COHORTS):
+        index = np.array(chosen)
+        mine = jax.tree.map(lambda leaf: leaf[index], own)
+        cohort = population.select(chosen)
+        state, metrics, mine = algorithm.round(
+            state, algorithm.hyper, cohort, jax.random.key(t), mine
+        )
+        own = jax.tree.map(lambda a, new: a.at[index].set(jax.device_get(new)), own, mine)
+        close(metrics.loss, expected.play(chosen, **order))
+        expected.check(state, own)
+
+
+def test_rates_by_layer_and_schedules():
+    rates, decay = {"b": 0.5, "w": 0.25}, optax.linear_schedule(1.0, 0.4, 3)
+    algorithm = fg.scaffold(loss, ordered(rates), decay)
+    params, expected = as_params(START), ByHand.first()
+    state, own = algorithm.init(params), everybody(algorithm, params)
+    for t in range(3):
+        state, _, own = algorithm.round(
+            state, algorithm.hyper, POPULATION.everyone, jax.random.key(t), own
+        )
+        expected.play(np.arange(N), np.array([0.5, 0.25, 0.25]), float(decay(t)))
+        expected.check(state, own, rtol=1e-6)
+    assert state.server.rounds == 3
+
+
+# ---- the trainer keeps everybody's
+
+
+def train(algorithm=ALGORITHM, clients=POPULATION, rounds=6, **options):
+    return fg.fit(
+        algorithm,
+        clients,
+        params=as_params(START),
+        rounds=rounds,
+        cohort_size=2,
+        key=jax.random.key(3),
+        progress=False,
+        **options,
+    )
+
+
+def cohorts(rounds):
+    """Whom `fit` asks."""
+    return [POPULATION.indices(jax.random.key(3), 2, t + 1) for t in range(rounds)]
+
+
+@pytest.mark.parametrize("where", ["local", "mesh", "mesh population"])
+def test_fit_keeps_the_state_of_everybody(where):
+    executor, population = EXECUTORS[where]
+    result, expected = train(ALGORITHM.on(executor), population), ByHand.first()
+    losses = [expected.play(chosen) for chosen in cohorts(6)]
+    close(result.history["loss"], losses)
+    expected.check(result.state.server, result.state.clients)
+    close(as_vector(result.params), expected.x)
+
+
+@pytest.fixture
+def nodes():
+    with fg.executors.flower(InProcess.of(CLIENTS), platforms=("cpu",)) as executor:
+        yield executor
+
+
+def test_on_nodes_it_stays_there(nodes):
+    result, expected = train(ALGORITHM.on(nodes), nodes.population()), ByHand.first()
+    losses = [expected.play(chosen) for chosen in cohorts(6)]
+    close(result.history["loss"], losses)
+    close(as_vector(result.params), expected.x)
+    close(as_vector(result.state.server.control), expected.c)
+    with pytest.raises(fg.FederatedError, match="do not leave"):
+        np.asarray(result.state.clients.control["w"])
+
+
+def test_an_interrupted_run_on_nodes_goes_on(nodes, tmp_path):
+    algorithm, clients = ALGORITHM.on(nodes), nodes.population()
+    train(algorithm, clients, rounds=3, out=tmp_path)
+    gc.collect()
+    nodes.federation.flush()
+    found, expected = train(algorithm, clients, rounds=6, out=tmp_path), train(rounds=6)
+    assert found.rounds == 6 and len(found.history["loss"]) == 6
+    close(as_vector(found.params), as_vector(expected.params))
+    close(as_vector(found.state.server.control), as_vector(expected.state.server.control))
+
+
+def test_an_interrupted_run_goes_on_with_everybodys_state(tmp_path):
+    train(rounds=3, out=tmp_path)
+    found, expected = train(rounds=6, out=tmp_path), train(rounds=6)
+    assert found.rounds == 6
+    jax.tree.map(np.testing.assert_array_equal, found.state, expected.state)
+
+
+def test_rounds_are_compiled_once():
+    traces = []
+
+    def counted(params, batch):
+        traces.append(None)
+        return loss(params, batch)
+
+    algorithm = fg.scaffold(counted, ordered(RATE))
+    train(algorithm, rounds=1)
+    once = len(traces)
+    train(algorithm, rounds=5)
+    assert len(traces) == once
+
+
+def test_a_state_stays_what_it_is():
+    values = {"bfloat16": [0.25, -0.5], "float32": 0.1, "float64": [0.25, -0.5]}
+    params = {dtype: jnp.asarray(x, dtype) for dtype, x in values.items()}
+
+    def of_all_dtypes(params, batch):
+        return loss({"w": params["bfloat16"] + params["float64"], "b": params["float32"]}, batch)
+
+    algorithm = fg.scaffold(of_all_dtypes)
+    state, own = algorithm.init(params), everybody(algorithm, params, 2)
+    cohort = POPULATION.select([0, 1])
+    new, _, kept = jax.eval_shape(
+        algorithm.round, state, algorithm.hyper, cohort, jax.random.key(0), own
+    )
+    assert jax.tree.map(jnp.result_type, (new, kept)) == jax.tree.map(jnp.result_type, (state, own))
+
+
+def test_these_are_all_algorithms_whose_clients_keep_a_state():
+    assert set(ALGORITHMS) - set(by_hand.STATELESS) == {"scaffold"}
+
+
+# ---- mistakes
+
+
+def forgetful():
+    plain = fg.fed_avg(loss)
+
+    @fg.program(cohort=fg.CLIENTS, client_state=fg.CLIENTS)
+    def round(state, hyper, cohort, key, client_state):
+        return plain.round(state, hyper, cohort, key)
+
+    return dataclasses.replace(plain, round=round, client_init=lambda params, n: jnp.zeros(()))
+
+
+MISTAKES = {
+    "tuned": (lambda: fg.self_tuning(ALGORITHM, "server"), "which self_tuning cannot"),
+    "side by side": (lambda: fg.side_by_side(ALGORITHM), "which side_by_side cannot"),
+    "momentum": (lambda: fg.scaffold(loss, optax.sgd(0.1)), "steps of plain SGD"),
+    "adam": (
+        lambda: fg.scaffold(loss, fg.optimizer(optax.adam, learning_rate=0.1)),
+        "steps of plain SGD",
+    ),
+    "typo": (lambda: fg.scaffold(loss, weightin="uniform"), r"scaffold\(\).*'weighting'"),
+    "forgotten": (lambda: train(forgetful()), r"gives \(state, metrics, client_state\)"),
+}
+
+
+@pytest.mark.parametrize("mistake, message", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes(mistake, message):
+    with pytest.raises(fg.ArgumentError, match=message) as raised:
+        mistake()
+    assert str(raised.value).startswith(__file__), "it names the line of the user"

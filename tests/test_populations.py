@@ -1,0 +1,131 @@
+"""Whatever clients can be sampled from: every kind draws the same clients, by hand and in `fit`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedgrad as fg
+from fedgrad.clients.padding import padded
+from fedgrad.federation import InProcess
+from line import FIRST, line, points
+
+POINTS = points()
+LINE = line().starting({"rate": 0.1, "noise": 0.0})
+KEY = jax.random.key(5)
+
+
+class OfOnesOwn(fg.Population):
+    """All that another kind of clients has to say."""
+
+    def __init__(self, clients):
+        self.clients = clients
+
+    def __len__(self):
+        return len(self.clients)
+
+    def select(self, clients):
+        return fg.population([self.clients[i] for i in np.asarray(clients)]).everyone
+
+
+KINDS = {
+    "in memory": fg.population,
+    "on a mesh": fg.executors.mesh().population,
+    "on nodes": lambda clients: fg.executors.flower(InProcess.of(clients)).population(),
+    "of one's own": OfOnesOwn,
+}
+
+
+@functools.cache
+def population(kind):
+    return KINDS[kind](POINTS)
+
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+def test_every_kind_is_a_population(kind):
+    clients = population(kind)
+    assert isinstance(clients, fg.Population) and len(clients) == len(POINTS)
+    assert len(clients.everyone) == len(clients)
+    known = clients.counts
+    assert known is None or known.tolist() == [len(client["y"]) for client in POINTS]
+
+
+@every_kind
+@pytest.mark.parametrize("role", ["cohort", "gradient_cohort"])
+def test_the_same_key_draws_the_same_clients_of_every_kind(kind, role):
+    clients, stored = population(kind), population("in memory")
+    for round in (1, 2, 8, 30):
+        for size in (1, 5, len(POINTS)):
+            wanted = stored.indices(KEY, size, round, role).tolist()
+            assert len(set(wanted)) == size
+            assert clients.indices(KEY, size, round, role).tolist() == wanted
+            cohort = clients.sample(KEY, size, round, role)
+            assert len(cohort) == size
+            if kind != "of one's own":  # which numbers the clients of a cohort anew
+                assert np.asarray(cohort.index).tolist() == wanted
+    assert clients.indices(KEY, 5).tolist() == clients.indices(KEY, 5, round=1).tolist()
+
+
+@every_kind
+def test_fit_trains_on_the_clients_that_sample_draws(kind):
+    """By hand, round for round; and where the population says, though nobody else does."""
+    clients = population(kind)
+    trained = fg.fit(LINE, clients, params=FIRST, rounds=10, cohort_size=5, key=KEY, progress=False)
+    algorithm = LINE if clients.executor is None else LINE.on(clients.executor)
+    state, losses = algorithm.init(jax.tree.map(jnp.asarray, FIRST)), []
+    for round in range(1, 11):
+        cohort = clients.sample(KEY, 5, round)
+        state, metrics = algorithm.round(state, algorithm.hyper, cohort, jax.random.key(round))
+        losses.append(float(metrics.loss))
+    assert trained.history["loss"].tolist() == losses
+    assert np.array_equal(trained.params["w"], state.params["w"])
+
+
+@every_kind
+def test_too_many_are_refused(kind):
+    clients = population(kind)
+    for size in (0, len(POINTS) + 1):
+        with pytest.raises(fg.CohortError, match=f"Cannot sample {size} of 12.*1 to 12"):
+            clients.sample(KEY, size)
+
+
+@every_kind
+def test_a_population_is_no_cohort(kind):
+    @fg.program(data=fg.CLIENTS)
+    def count(data):
+        return fg.sum(data.count)
+
+    with pytest.raises(fg.CohortError, match=r"got a population.*population\.everyone"):
+        count(population(kind))
+
+
+def test_sampling_within_jit():
+    stored = population("in memory")
+    drawn = jax.jit(lambda key: stored.sample(key, 5, 3))(KEY)
+    wanted = stored.sample(KEY, 5, 3)
+    for found, value in ((drawn.index, wanted.index), (drawn.count, wanted.count)):
+        assert np.array_equal(found, value)
+    keys = jax.random.split(KEY, 4)
+    many = jax.vmap(lambda key: stored.indices(key, 5))(keys)
+    assert np.array_equal(many, [stored.indices(key, 5) for key in keys])
+    old = jax.jit(lambda key: stored.indices(key, 5, 3))(jax.random.key_data(KEY))
+    assert np.array_equal(old, wanted.index)
+
+
+def test_training_takes_a_population():
+    settings = {"params": FIRST, "rounds": 1, "cohort_size": 1, "key": KEY, "progress": False}
+    for clients in (POINTS, population("in memory").everyone):
+        with pytest.raises(fg.ArgumentError, match=r"takes a population.*fg\.population\(\["):
+            fg.fit(LINE, clients, **settings)
+
+
+def test_padding_is_examples():
+    parts = [np.array([[3.0], [4.0]]), np.array([[5.0]])]
+    assert padded(parts, 5).tolist() == [[3], [4], [5], [3], [3]]
+    assert padded(parts, 3).tolist() == [[3], [4], [5]]
+    assert isinstance(padded([jnp.ones((2, 1))], 4), jax.Array)
