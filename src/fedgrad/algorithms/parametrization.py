@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
+from fedgrad.core.dtypes import common
 from fedgrad.core.errors import ArgumentError
 
 Bounds = tuple[float, float]
@@ -99,7 +100,7 @@ class Learned:
 
     def raw(self, value: Any) -> Any:
         """The number that is learned, inside of the bounds."""
-        value = jnp.asarray(value, jnp.result_type(float, value))
+        value = jnp.asarray(value, common(float, value))
         known = not isinstance(value, jax.core.Tracer)
         if self.kind == "log" and known and not jnp.all(value > 0):
             raise ArgumentError.here(

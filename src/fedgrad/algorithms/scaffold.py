@@ -14,6 +14,7 @@ from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.clients.examples import Examples
+from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.operations import broadcast, client_key, mean, sum
 from fedgrad.core.placement import CLIENTS
@@ -92,15 +93,18 @@ def scaffold(
             client_key(key),
         )
         steps = work.steps_of(examples)
-        slope = jax.tree.map(
-            lambda rate, part: jax.tree.map(lambda u: (u / (steps * rate)).astype(u.dtype), part),
-            theirs["client"]["learning_rate"],
-            update,
-        )
-        control, share = jax.tree.map(jnp.subtract, slope, correction), client_state.share
-        moved = jax.tree.map(
-            lambda new, old: ((new - old) * share).astype(old.dtype), control, client_state.control
-        )
+        with promoting():
+            slope = jax.tree.map(
+                lambda rate, part: jax.tree.map(
+                    lambda u: (u / (steps * rate)).astype(u.dtype), part
+                ),
+                theirs["client"]["learning_rate"],
+                update,
+            )
+            control, share = jax.tree.map(jnp.subtract, slope, correction), client_state.share
+            moved = jax.tree.map(
+                lambda a, old: ((a - old) * share).astype(old.dtype), control, client_state.control
+            )
         sent = {"update": update, "loss": value}
         got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
         server = state.server.step(ours.build(hyper["server"]), got["update"])
