@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.primitives import Literal
+from fedgrad.core.types import Hyper
 
 
 @jax.tree_util.register_static
@@ -45,18 +46,18 @@ class Schedule:
     __array_ufunc__ = None  # numpy leaves the operation to us
 
 
-def paths(hyper: Any) -> dict[str, Any]:
+def paths(hyper: Hyper) -> dict[str, Any]:
     """Every hyperparameter that is a number (or several), by its dotted name."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(hyper)
     return {_dotted(path): leaf for path, leaf in leaves}
 
 
-def schedules(hyper: Any) -> dict[str, Schedule]:
+def schedules(hyper: Hyper) -> dict[str, Schedule]:
     """Every hyperparameter that is a schedule, by its dotted name."""
     return {name: leaf for name, leaf in _flatten(hyper)[0].items() if _is_schedule(leaf)}
 
 
-def at(hyper: Any, round: Any) -> Any:
+def at(hyper: Hyper, round: Any) -> Hyper:
     """The hyperparameters of a round, all of them numbers; the first round is 0."""
 
     def value(leaf: Any) -> Any:
@@ -65,7 +66,7 @@ def at(hyper: Any, round: Any) -> Any:
     return jax.tree.map(value, hyper, is_leaf=_is_schedule)
 
 
-def with_schedules(hyper: Any) -> Any:
+def with_schedules(hyper: Hyper) -> Hyper:
     """The hyperparameters with every function of the round number as a `Schedule`, checked."""
     known, _ = _flatten(hyper)
     found = {name: leaf for name, leaf in known.items() if callable(leaf)}
@@ -89,7 +90,7 @@ def depends_on_its_number(fun: Any) -> bool:
     return not isinstance(out, Literal) and out in reached
 
 
-def select(hyper: Any, names: str | Iterable[str]) -> list[str]:
+def select(hyper: Hyper, names: str | Iterable[str]) -> list[str]:
     """The dotted names of all leaves at or below these: `server` means all of the server's."""
     known = _flatten(hyper)[0]
     chosen: list[str] = []
@@ -114,7 +115,7 @@ def require_number(name: str, leaf: Any, done: str) -> None:
         )
 
 
-def replace(hyper: Any, values: Mapping[str, Any]) -> Any:
+def replace(hyper: Hyper, values: Mapping[str, Any]) -> Hyper:
     """The hyperparameters with some of them changed, by dotted name or nested as they are; a
     function of the round number is a schedule."""
     known, tree = _flatten(hyper)
@@ -128,7 +129,7 @@ def replace(hyper: Any, values: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(tree, new)
 
 
-def _flatten(hyper: Any) -> tuple[dict[str, Any], Any]:
+def _flatten(hyper: Hyper) -> tuple[dict[str, Any], Any]:
     leaves, tree = jax.tree_util.tree_flatten_with_path(hyper, is_leaf=_is_schedule)
     return {_dotted(path): leaf for path, leaf in leaves}, tree
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.core.dtypes import common
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.types import Hyper
 
 Bounds = tuple[float, float]
 
@@ -115,7 +116,7 @@ class Learned:
         return jnp.clip(raw, low, high)
 
 
-def learned(hyper: Any, learn: str | Iterable[str] | Mapping[str, Form]) -> dict[str, Learned]:
+def learned(hyper: Hyper, learn: str | Iterable[str] | Mapping[str, Form]) -> dict[str, Learned]:
     """What is learned, by dotted name, with its form and bounds checked."""
     if not isinstance(learn, Mapping):
         learn = dict.fromkeys([learn] if isinstance(learn, str) else learn, linear())

@@ -32,6 +32,7 @@ from fedgrad.core.dtypes import common, promoting
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
+from fedgrad.core.types import Hyper, Key, Params
 
 
 @jax.tree_util.register_dataclass
@@ -49,7 +50,7 @@ class TunedState:
     rejected: jax.Array  # how often the guard had to step in
 
     @property
-    def params(self) -> Any:
+    def params(self) -> Params:
         """The model."""
         return self.inner.params
 
@@ -95,11 +96,11 @@ def self_tuning(
         judges = gradient_cohort(judges)
     loss, same = judges.program(algorithm.loss), not judges.cohorts
 
-    def train(raw: dict[str, Any], state: TunedState, hyper: Any, cohort: Any, key: Any) -> Any:
+    def train(raw: dict[str, Any], state: TunedState, hyper: Hyper, cohort: Any, key: Key) -> Any:
         used = names_of.replace(hyper, {n: wanted[n].value(raw[n]) for n in names})
         return algorithm.round(state.inner, used, cohort, key)
 
-    def checked(state: TunedState, hyper: Any, cohort: Any, key: jax.Array, more: Any) -> Any:
+    def checked(state: TunedState, hyper: Hyper, cohort: Any, key: Key, more: Any) -> Any:
         def model(raw: dict[str, Any]) -> Any:
             return train(raw, state, hyper, cohort, key)[0].params
 
@@ -108,7 +109,7 @@ def self_tuning(
 
     step = steps[schedule](train, loss, judges.placement, mode)
 
-    def init(params: Any, hyper: Any = None) -> TunedState:
+    def init(params: Params, hyper: Hyper | None = None) -> TunedState:
         names_of.select(hyper, names)  # which of them are schedules may be other than above
         values = names_of.paths(hyper)
         inner = algorithm.init(params, hyper)
@@ -162,12 +163,14 @@ def self_tuning(
             rejected=rejected,
         )
 
-    def same_round(state: TunedState, hyper: Any, cohort: Any, key: jax.Array) -> Any:
+    def same_round(
+        state: TunedState, hyper: Hyper, cohort: Any, key: Key
+    ) -> tuple[TunedState, Metrics]:
         return follow(state, checked(state, hyper, cohort, key, cohort))
 
     def fresh_round(
-        state: TunedState, hyper: Any, cohort: Any, key: jax.Array, gradient_cohort: Any
-    ) -> Any:
+        state: TunedState, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any
+    ) -> tuple[TunedState, Metrics]:
         return follow(state, checked(state, hyper, cohort, key, gradient_cohort))
 
     fun = same_round if same else fresh_round
@@ -183,7 +186,7 @@ Step = Callable[[TunedState, Any, Any, jax.Array, Any], Any]
 
 def _serial(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) -> Step:
     def outcome(
-        raw: Any, state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any
+        raw: Any, state: TunedState, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any
     ) -> Any:
         inner, metrics = train(raw, state, hyper, cohort, key)
         return loss(inner.params, gradient_cohort), (inner, metrics)
@@ -191,7 +194,7 @@ def _serial(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) ->
     placed = program(outcome, cohort=CLIENTS, gradient_cohort=at)
     derived = value_and_grad(placed, "raw", mode, has_aux=True)
 
-    def step(state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any) -> Any:
+    def step(state: TunedState, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any) -> Any:
         (value, (inner, metrics)), gradient = derived(
             state.learned, state, hyper, cohort, key, gradient_cohort
         )
@@ -201,14 +204,14 @@ def _serial(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) ->
 
 
 def _parallel(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) -> Step:
-    def trained(raw: Any, state: TunedState, hyper: Any, cohort: Any, key: Any) -> Any:
+    def trained(raw: Any, state: TunedState, hyper: Hyper, cohort: Any, key: Key) -> Any:
         inner, metrics = train(raw, state, hyper, cohort, key)
         return inner.params, (inner, metrics)
 
     derived = jacobian(program(trained, cohort=CLIENTS), "raw", mode, has_aux=True)
     slope = value_and_grad(loss, "params", mode)
 
-    def step(state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any) -> Any:
+    def step(state: TunedState, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any) -> Any:
         sensitivity, (inner, metrics) = derived(state.learned, state, hyper, cohort, key)
         value, gradient = slope(state.params, gradient_cohort)
         chained = {n: _chain(gradient, state.sensitivity[n]) for n in state.learned}

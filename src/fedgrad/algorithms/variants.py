@@ -20,6 +20,7 @@ from fedgrad.algorithms.optimizer import Optimizer, optimizer
 from fedgrad.algorithms.scaffold import scaffold
 from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import known_arguments
+from fedgrad.core.types import Batch, Hyper, Key, Params
 
 variant = known_arguments(BELONGS_TO_LOCAL_TRAINING)
 
@@ -116,7 +117,7 @@ def fed_prox(
         plain = plain_gradient(loss)
 
         def gradient(
-            params: Any, start: Any, batch: Any, mask: jax.Array, hyper: Any, key: Any
+            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Key
         ) -> tuple[jax.Array, Any]:
             value, slope = plain(params, start, batch, mask, hyper, key)
             weight = hyper["proximal_weight"]
@@ -149,7 +150,7 @@ def per_fed_avg(
 
     def adapted(loss: Loss) -> Gradient:
         def gradient(
-            params: Any, start: Any, batch: Any, mask: jax.Array, hyper: Any, key: Any
+            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Key
         ) -> tuple[jax.Array, Any]:
             def after(w: Any) -> jax.Array:
                 slope = jax.grad(lambda w: batch_loss(loss, w, batch, mask, key))(w)

@@ -16,6 +16,7 @@ from fedgrad.core.primitives import (
     source_p,
     sum_p,
 )
+from fedgrad.core.types import Key
 
 
 def broadcast(x: Any, at: Placement = CLIENTS) -> Any:
@@ -72,7 +73,7 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
     return _ratios(x, sums, total, empty, by_zero=True)
 
 
-def client_key(key: jax.Array, at: Placement = CLIENTS) -> jax.Array:
+def client_key(key: Key, at: Placement = CLIENTS) -> Key:
     """Each client's own PRNG key, from one key of the server: the same key is sent to all.
 
     The client folds in its own index. In a cohort sampled from a population that is the client's
