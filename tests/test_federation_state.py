@@ -249,3 +249,10 @@ def test_derivatives_by_what_clients_keep():
 def _loss(x, z, state):
     first = fg.mean(jnp.tanh(fg.broadcast(x) * z + state["control"]))
     return fg.mean(jnp.sum((fg.broadcast(first) - z) ** 2 * (1 + state["rounds"])))
+
+
+def test_a_state_stays_of_its_kind():
+    transport, executor = nodes()
+    z, state = executor.clients(), begin(jnp.zeros(2), range(4))
+    with pytest.raises(fg.ArgumentError, match=r"was float64\[2\] each, and is float64\[3\] after"):
+        scatter(state, z)

@@ -633,6 +633,12 @@ def test_mistakes_are_explained_where_they_are_made(name):
     assert "test_fit.py" in str(caught.value)
 
 
+def test_metrics_without_a_type_are_no_metrics_of_a_self_tuned_round_either():
+    tuned = fg.self_tuning(line(metrics=lambda m: {"loss": m.loss}), "rate")
+    with pytest.raises(fg.ArgumentError, match=r"fg\.Metrics"):
+        train(tuned)
+
+
 def test_a_metric_that_is_not_there_to_stop_on():
     with pytest.raises(MetricError, match="Did you mean 'loss'"):
         train(callbacks=[fg.early_stop("los")])

@@ -136,6 +136,7 @@ __all__ = [
     "program",
     "random_search",
     "run_folder",
+    "scaffold",
     "self_tuning",
     "side_by_side",
     "sum",

@@ -55,5 +55,15 @@ class Metrics:
         return Metrics(**found)
 
 
+def require_metrics(found: Any) -> Metrics:
+    """What a round gave, if it is that."""
+    if not isinstance(found, Metrics):
+        raise ArgumentError.here(
+            f"A round gives (state, metrics); its metrics are {type(found).__name__}. Give "
+            "fg.Metrics(loss=..., extra=...), with your own by name in extra."
+        )
+    return found
+
+
 DECLARED = tuple(f.name for f in fields(Metrics))
 GROUPS = ("hyper", "hypergradient", "extra", "eval")

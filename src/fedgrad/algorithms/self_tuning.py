@@ -23,7 +23,7 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.effect import require_effect
 from fedgrad.algorithms.gradient_cohort import GradientCohort, gradient_cohort
-from fedgrad.algorithms.metrics import Metrics
+from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.optimizer import apply
 from fedgrad.algorithms.parametrization import Form, learned
 from fedgrad.algorithms.safeguards import choose, guarded, ran_away
@@ -131,6 +131,7 @@ def self_tuning(
     def follow(state: TunedState, outcome: Any) -> tuple[TunedState, Metrics]:
         """The next state, from what a round found out."""
         inner, metrics, gradient_loss, gradient, sensitivity = outcome
+        metrics = require_metrics(metrics)
         moved, kept = apply(optimizer, gradient, state.optimizer, state.learned)
         moved = {n: wanted[n].project(moved[n]) for n in names}
         # The first parallel round has nothing to chain its gradient with.

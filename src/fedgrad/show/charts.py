@@ -18,7 +18,7 @@ import numpy as np
 from fedgrad.show.axis import Axis, Unit, axis
 from fedgrad.show.markup import Html, element
 from fedgrad.show.numbers import number
-from fedgrad.show.pen import document, text_width
+from fedgrad.show.pen import document, text_width, words
 
 __all__ = ["Axis", "Chart", "Curve", "Figure", "alike", "axis"]
 
@@ -245,7 +245,7 @@ def _legend(curves: Sequence[Curve], whole: float) -> tuple[Html, float]:
         width = 34 + text_width(curve.name, 12)
         if x + width > whole and parts:
             x, y = LABELS + GAP, y + 20
-        parts += [stroke(curve, key(curve, x, y - 4)), _words(x + 32, y, curve.name, "quiet")]
+        parts += [stroke(curve, key(curve, x, y - 4)), words(x + 32, y, curve.name, colour="quiet")]
         x += width + 12
     return element("g", parts), y + 10
 
@@ -262,30 +262,19 @@ def _row(
     lefts = _lefts([one.up for one in all_drawn], wide)
     middle, y = top + HEADING + high / 2, top + HEADING
     if row[0].y_name:
-        turned = f"rotate(-90 {GAP - 6} {middle})"
-        yield _words(GAP - 6, middle, row[0].y_name, anchor="middle", transform=turned)
+        yield words(GAP - 6, middle, row[0].y_name, anchor="middle", upright=False)
     for i, (chart, one, x) in enumerate(zip(row, all_drawn, lefts, strict=True)):
-        yield _words(x, y - 8, chart.heading, weight=600)
+        yield words(x, y - 8, chart.heading, bold=True)
         yield element("svg", one.paths(wide, high), x=x, y=y, width=wide, height=high)
         yield element("path", class_="stroke-line", d=f"M{x} {y + high}h{wide}")
         for t in one.across.ticks(6 if wide > 300 else 4):
             place = one.across.place(t)
             # Inside of the plot at its ends, so that it does not touch the neighbour's.
             side = "start" if place < 0.02 else "end" if place > 0.98 else "middle"
-            yield _words(x + wide * place, y + high + 15, one.across.label(t), "quiet", side)
+            yield words(x + wide * place, y + high + 15, one.across.label(t), 12, "quiet", side)
         if i == 0 or one.up != all_drawn[i - 1].up:
             for t in one.up.ticks():
                 at = y + high * (1 - one.up.place(t)) + 4
-                yield _words(x - 7, at, one.up.label(t), "quiet", "end")
+                yield words(x - 7, at, one.up.label(t), 12, "quiet", "end")
         if i >= len(below) or below[i].x_name != chart.x_name:
-            yield _words(x + wide / 2, y + high + 31, chart.x_name, "quiet", "middle")
-
-
-def _words(
-    x: float, y: float, words: str, colour: str = "ink", anchor: str = "start",
-    weight: int | None = None, transform: str | None = None,
-) -> Html:  # fmt: skip
-    return element(
-        "text", words, class_=f"fill-{colour}", x=f"{x:.1f}", y=f"{y:.1f}", font_size=12,
-        text_anchor=anchor, font_weight=weight, transform=transform,
-    )  # fmt: skip
+            yield words(x + wide / 2, y + high + 31, chart.x_name, 12, "quiet", "middle")

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from xml.sax.saxutils import escape
 
+from fedgrad.show.markup import Html
 from fedgrad.show.terminal import columns
 
 # name: (light, dark). A colour is used as fill or as stroke by the class of the same name.
@@ -84,16 +86,23 @@ class Pen:
             head = f"M{x:.1f} {y:.1f}{across if x != a else along}"
             self.lines.append(f'<path class="fill-{colour}" d="{head}"/>')
 
-    def write(
-        self, x: float, y: float, words: str, size: float, colour: str,
-        anchor: str = "start", bold: bool = False, mono: bool = False,
-    ) -> None:  # fmt: skip
-        style = f' font-family="{FONT["mono"]}"' if mono else ""
-        style += ' font-weight="600"' if bold else ""
-        self.front.append(
-            f'<text class="fill-{colour}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
-            f'text-anchor="{anchor}"{style}>{escape(words)}</text>'
-        )
+    def write(self, *args: Any, **options: Any) -> None:
+        """Words at a place: see `words`."""
+        self.front.append(words(*args, **options))
+
+
+def words(
+    x: float, y: float, string: str, size: float = 12, colour: str = "ink",
+    anchor: str = "start", bold: bool = False, mono: bool = False, upright: bool = True,
+) -> Html:  # fmt: skip
+    """Words that begin, have their middle or end at a place."""
+    style = f' font-family="{FONT["mono"]}"' if mono else ""
+    style += ' font-weight="600"' if bold else ""
+    style += "" if upright else f' transform="rotate(-90 {x:.1f} {y:.1f})"'
+    return Html(
+        f'<text class="fill-{colour}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
+        f'text-anchor="{anchor}"{style}>{escape(string)}</text>'
+    )
 
 
 def document(width: float, height: float, title: str, about: str, parts: Iterable[str]) -> str:

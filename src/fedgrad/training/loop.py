@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.algorithms.metrics import Metrics
+from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.core.errors import ArgumentError, caller
 from fedgrad.core.types import State
 from fedgrad.training.evaluation import Evaluations
@@ -77,11 +77,7 @@ class Loop:
         state, first = self.at.state, self.at.round + 1
         for round in range(first, self.rounds + 1):
             state, metrics = self.play(round, state)
-            if not isinstance(metrics, Metrics):
-                raise ArgumentError.here(
-                    f"A round gives (state, metrics); its metrics are {type(metrics).__name__}. "
-                    "Give fg.Metrics(loss=..., extra=...), with your own by name in extra."
-                )
+            metrics = require_metrics(metrics)
             due = self.evaluations.due(round, last=round == self.rounds)
             if due.by_name:
                 metrics = replace(metrics, eval=due(state.params))
