@@ -9,6 +9,15 @@ RELAXED = {
     "dtype": ("jax_numpy_dtype_promotion", "standard"),
     "rank": ("jax_numpy_rank_promotion", "allow"),
 }
+# Files that nobody has looked at yet with nothing promoted.
+NOT_YET = {
+    *("algorithms", "cli", "convolutions", "docs", "draw", "every_algorithm", "experiments"),
+    *("explain", "federation_faults", "federation_policy", "federation_present", "fit"),
+    *("federation_sources", "federation_state", "flower", "flower_operating", "jax_layout"),
+    *("mesh", "models", "never_silent", "packing", "planner", "random_programs", "report"),
+    *("tasks", "against_drjax", "checkpoint", "client_state", "populations", "ragged"),
+    *("federation", "executors", "plan", "errors", "derivatives"),
+}
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)
@@ -19,13 +28,17 @@ settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True
 settings.load_profile("ci")
 
 
-@pytest.fixture(autouse=True)
-def promotion(request):
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
     """Whoever is marked `promotes("rank")` lets JAX do it, in all threads: mostly a formula over
     all clients at once, which a result is compared with."""
-    asked = {kind for mark in request.node.iter_markers("promotes") for kind in mark.args}
+    asked = {kind for mark in item.iter_markers("promotes") for kind in mark.args}
+    if item.path.stem.removeprefix("test_") in NOT_YET:
+        asked = set(RELAXED)
     for kind in asked:
         jax.config.update(*RELAXED[kind])
-    yield
-    for kind in asked:
-        jax.config.update(RELAXED[kind][0], STRICT[RELAXED[kind][0]])
+    try:
+        return (yield)
+    finally:
+        for kind in asked:
+            jax.config.update(RELAXED[kind][0], STRICT[RELAXED[kind][0]])

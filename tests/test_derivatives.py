@@ -280,6 +280,7 @@ def many(a, b, steps, key, data):
     return jnp.sin(fg.mean(jnp.sum(inner * data["i"].astype(float))))
 
 
+@jax.numpy_dtype_promotion("standard")
 def _many(a, b, steps, key, data):
     total = 0.0
     for i in range(N):
