@@ -1,5 +1,7 @@
 """Settings of the whole suite: double precision, nothing promoted unseen, quick compilation."""
 
+import gc
+
 import jax
 import pytest
 from hypothesis import settings
@@ -42,3 +44,11 @@ def pytest_runtest_protocol(item):
     finally:
         for kind in asked:
             jax.config.update(RELAXED[kind][0], STRICT[RELAXED[kind][0]])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_what_was_compiled():
+    """A file's compiled programs end with it: a worker would hold gigabytes of them."""
+    yield
+    jax.clear_caches()
+    gc.collect()

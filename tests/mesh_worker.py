@@ -238,6 +238,21 @@ def training_runs_unchanged():
 
 
 @check
+def what_clients_keep_is_kept_wherever_they_are():
+    """`fit` of SCAFFOLD: the state of all clients, of whom a round has a few."""
+
+    def loss(w, batch):
+        return (batch["x"] @ w - batch["y"] / 100) ** 2
+
+    algorithm = fg.scaffold(loss, fg.local_training(0.02, batch_size=10))
+    train = functools.partial(
+        fg.fit, algorithm, params=W, rounds=3, cohort_size=3, key=jax.random.key(0), progress=False
+    )
+    wanted, found = train(fg.population(CLIENTS)), train(own_population())
+    assert_same(jax.tree.map(to_host, found.state), wanted.state)
+
+
+@check
 def sampling_does_not_depend_on_where_the_examples_are():
     plain, own = fg.population(CLIENTS), own_population()
     for seed in range(5):

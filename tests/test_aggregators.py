@@ -1,5 +1,7 @@
 """The seam for other ways to sum: laws of every aggregator, on every program and executor."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import fedgrad as fg
 from fedgrad.federation import InProcess
+from laws import EXECUTORS
 from programs import TABLE, assert_same, class_1, normal, stateful
 
 X, Z = normal(0, 3), normal(1, 4, 3)
@@ -52,13 +55,11 @@ def from_ring(sums, shapes):
     return [x.astype(s.dtype) / SCALE if s.dtype == jnp.float64 else x for x, s in pairs]
 
 
+def summing(name, aggregator):
+    return dataclasses.replace(EXECUTORS[name], aggregator=aggregator)
+
+
 RING = fg.aggregate.Aggregator("ring", to_ring, from_ring)
-EXECUTORS = {
-    "reference": lambda a: fg.executors.reference(aggregator=a),
-    "local": lambda a: fg.executors.local(aggregator=a),
-    "chunks": lambda a: fg.executors.local(chunk=2, aggregator=a),
-    "mesh": lambda a: fg.executors.mesh(aggregator=a),
-}
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
@@ -66,7 +67,7 @@ EXECUTORS = {
 def test_every_program_means_the_same(case, name):
     args = case.args(3)
     expected = case.program(*args)
-    assert_same(case.program.on(EXECUTORS[name](THIRDS))(*args), expected)
+    assert_same(case.program.on(summing(name, THIRDS))(*args), expected)
 
 
 def test_plain_is_the_identity():

@@ -26,12 +26,8 @@ from by_hand import (
     as_vector,
     loss,
 )
+from laws import EXECUTORS
 
-EXECUTORS = {
-    "local": fg.executors.local(),
-    "reference": fg.executors.reference(),
-    "chunk2": fg.executors.local(chunk=2),
-}
 COHORTS = [[0, 1, 2], [3, 1, 0], [2, 3, 1]]
 RATE = 0.3  # of the clients
 ordered = functools.partial(fg.local_training, batch_size=BATCH, shuffle=False)
@@ -211,7 +207,7 @@ TABLE = {
 CASES = [(name, "local") for name in TABLE] + [
     (name, executor)
     for name in ("fedavgm", "fedsgd", "perfedavg")
-    for executor in ("reference", "chunk2")
+    for executor in ("reference", "chunked")
 ]
 
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
+from laws import EXECUTORS
 from programs import Moved, assert_same
 
 pytestmark = pytest.mark.promotes("rank")  # of formulas over all clients at once
 
 X, Z = jnp.array([0.3, -0.2, 0.5]), jnp.linspace(-1, 1, 12).reshape(4, 3)
-EXECUTORS = (fg.executors.reference(), fg.executors.local(), fg.executors.local(chunk=3))
 
 
 def agree(fun, wanted, *args, **placements):
     """Every executor gives what plain JAX gives."""
     program = fg.program(**(placements or {"z": fg.CLIENTS}))(fun)
-    for executor in EXECUTORS:
+    for executor in EXECUTORS.values():
         assert_same(program.on(executor)(*(args or (X, Z))), wanted)
 
 
@@ -458,7 +458,7 @@ def test_debug_callbacks_of_clients_and_server_run():
         jax.debug.callback(lambda v: seen.append(("server", float(v))), total[0])
         return total
 
-    for executor in EXECUTORS[:2]:
+    for executor in list(EXECUTORS.values())[:2]:
         seen.clear()
         f.on(executor)(X, Z)
         jax.effects_barrier()
@@ -477,7 +477,7 @@ def test_debug_callbacks_in_loops_of_rounds_run():
 
         return jax.lax.scan(body, x, None, length=2)[0]
 
-    for executor in EXECUTORS[:2]:
+    for executor in list(EXECUTORS.values())[:2]:
         seen.clear()
         np.testing.assert_allclose(f.on(executor)(X, Z), X + 2 * Z.sum(0))
         jax.effects_barrier()

@@ -7,11 +7,10 @@ import pytest
 from jax import lax
 
 import fedgrad as fg
+from laws import every_executor
 
 Z = jnp.arange(5.0) + 1
 X = jnp.asarray(2.0)
-EXECUTORS = [fg.executors.local(), fg.executors.local(chunk=2), fg.executors.reference()]
-every_executor = pytest.mark.parametrize("executor", EXECUTORS, ids=["local", "chunk", "reference"])
 every_mode = pytest.mark.parametrize("mode", ["forward", "reverse", "mixed", "auto"])
 
 

@@ -19,6 +19,7 @@ from fedgrad.core.primitives import (
     make_jaxpr,
     sum_p,
 )
+from laws import EXECUTORS
 from programs import (
     TABLE,
     Case,
@@ -41,11 +42,6 @@ MODES = {
     "mixed": {"mode": "mixed"},
     "auto": {"mode": "auto"},
     "auto_again": {"mode": AGAIN},
-}
-EXECUTORS = {
-    "local": fg.executors.local(),
-    "chunked": fg.executors.local(chunk=2),
-    "reference": fg.executors.reference(),
 }
 every_case = pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
 every_mode = pytest.mark.parametrize("mode", MODES)
@@ -86,6 +82,7 @@ def combinations():
                 "local": True,
                 "chunked": mode == alternating,
                 "reference": case.name in SMALL,
+                "mesh": case.name in SMALL,
             }
             if chosen[executor] and (case.name, mode) not in IMPOSSIBLE:
                 yield pytest.param(case, mode, executor, id=f"{case.name}-{mode}-{executor}")

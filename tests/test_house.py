@@ -28,10 +28,6 @@ ROOT = pathlib.Path(fg.__file__).parent
 X, Z = normal(0, 3), normal(1, 4, 3)
 
 
-def not_yet(reason):
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 # --- modules ------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 import fedgrad as fg
 from fedgrad.clients.padding import padded
 from fedgrad.federation import InProcess
-from line import FIRST, line, points
+from line import FIRST, line, mean_square, points
 
 POINTS = points()
 LINE = line().starting({"rate": 0.1, "noise": 0.0})
@@ -65,9 +65,7 @@ def test_the_same_key_draws_the_same_clients_of_every_kind(kind, role):
             assert len(set(wanted)) == size
             assert clients.indices(KEY, size, round, role).tolist() == wanted
             cohort = clients.sample(KEY, size, round, role)
-            assert len(cohort) == size
-            if kind != "of one's own":  # which numbers the clients of a cohort anew
-                assert np.asarray(cohort.index).tolist() == wanted
+            assert len(cohort) == size and np.asarray(cohort.index).tolist() == wanted
     assert clients.indices(KEY, 5).tolist() == clients.indices(KEY, 5, round=1).tolist()
 
 
@@ -84,6 +82,15 @@ def test_fit_trains_on_the_clients_that_sample_draws(kind):
         losses.append(float(metrics.loss))
     assert trained.history["loss"].tolist() == losses
     assert np.array_equal(trained.params["w"], state.params["w"])
+
+
+def test_what_clients_keep_is_their_own_though_a_cohort_numbers_them_anew():
+    settings = {"params": FIRST, "rounds": 6, "cohort_size": 3, "key": KEY, "progress": False}
+    algorithm = fg.scaffold(mean_square, 0.05)
+    found, wanted = (
+        fg.fit(algorithm, population(k), **settings) for k in ("of one's own", "in memory")
+    )
+    np.testing.assert_allclose(found.params["w"], wanted.params["w"], rtol=1e-5)
 
 
 @every_kind

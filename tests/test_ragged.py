@@ -230,7 +230,7 @@ def test_examples_of_every_structure_and_dtype():
     @fg.program(data=fg.CLIENTS)
     def f(data):
         a, (b,) = data.take(jnp.arange(3))
-        mask = jnp.arange(3) < data.count
+        mask = jnp.arange(3, dtype=jnp.int32) < data.count
         return fg.sum(jnp.sum(a * mask)), fg.sum(jnp.sum(b * mask[:, None, None])), b
 
     total, square, b = f(fg.cohort(clients))

@@ -151,7 +151,7 @@ def tuned(name, schedule, mode="auto", **options):
     options = {
         "learn": row.learn,
         "optimizer": optax.sgd(SPEED),
-        "gradient_from": fg.gradient_cohort(batch_size=4),
+        "gradient_from": fg.GradientCohort(batch_size=4),
         **options,
     }
     return fg.self_tuning(row.algorithm, schedule=schedule, mode=mode, **options)
@@ -356,7 +356,7 @@ def test_gradient_from():
 def test_another_loss():
     """Hyperparameters follow another loss than the one that is trained on."""
     algorithm = fg.fed_sgd(loss, batch_size=BATCH)
-    other = fg.gradient_cohort("same", loss=lambda params, batch: 3 * loss(params, batch))
+    other = fg.GradientCohort("same", loss=lambda params, batch: 3 * loss(params, batch))
     plain = run(fg.self_tuning(algorithm, "server", gradient_from="same"), 2)[0][-1][1]
     found = run(fg.self_tuning(algorithm, "server", gradient_from=other), 2)[0][-1][1]
     close(found.loss, plain.loss)
@@ -648,7 +648,7 @@ def test_a_hypergradient_that_is_not_finite_is_left_out(optimizer):
         "server.learning_rate",
         schedule="serial",
         optimizer=optimizer,
-        gradient_from=fg.gradient_cohort(batch_size=1),
+        gradient_from=fg.GradientCohort(batch_size=1),
     )
 
     # One example, so that infinite terms do not cancel to NaN: the hypergradient is infinite too.
@@ -763,7 +763,7 @@ MISTAKES = {
     "schedule": (lambda: fg.self_tuning(AVGM, "server", schedule="serie"), "'serial'"),
     "cohort": (lambda: fg.self_tuning(AVGM, "server", gradient_from="train"), '"fresh"'),
     "population": (lambda: fg.self_tuning(AVGM, "server", gradient_from=3), '"fresh"'),
-    "batch": (lambda: fg.gradient_cohort(batch_size=0), "batch_size=0"),
+    "batch": (lambda: fg.GradientCohort(batch_size=0), "batch_size=0"),
     "option": (
         lambda: fg.self_tuning(AVGM, "server", schedul="serial"),
         r"self_tuning\(\) has no argument 'schedul'. Did you mean 'schedule'\?",

@@ -9,7 +9,7 @@ from fedgrad.ad.transforms import grad, hessian, jacobian, jvp, value_and_grad, 
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import fed_opt
-from fedgrad.algorithms.gradient_cohort import GradientCohort, gradient_cohort
+from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
@@ -117,7 +117,6 @@ __all__ = [
     "federation",
     "fit",
     "grad",
-    "gradient_cohort",
     "hessian",
     "hyper",
     "jacobian",

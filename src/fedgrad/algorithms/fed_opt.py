@@ -100,7 +100,7 @@ def fed_opt(
         state: ServerState, hyper: Hyper, cohort: Any, key: Key
     ) -> tuple[ServerState, Metrics]:
         hyper = now(state, hyper)
-        examples = cohort if isinstance(cohort, Examples) else Examples.of(cohort)
+        examples = Examples.of(cohort)
         theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
         update, value = train(broadcast(state.params), examples, theirs, client_key(key))
         sent = {"update": update, "loss": value, "measured": measure(update) if measure else {}}

@@ -9,7 +9,7 @@ import jax
 from fedgrad.algorithms.objective import Loss, client_loss
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
+from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.operations import broadcast, mean
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
@@ -20,11 +20,23 @@ GRADIENT = Placement("gradient")
 
 @dataclass(frozen=True)
 class GradientCohort:
-    """See `gradient_cohort`."""
+    """Whose loss `fg.self_tuning` follows, and which.
 
-    clients: Any
-    loss: Loss | None
-    batch_size: int
+    `clients`: a "fresh" cohort of those that are trained on (the paper's choice), the "same"
+    clients that train, or another population. `loss`: another one than the algorithm minimizes.
+    `batch_size`: how many examples a client works on at a time.
+    """
+
+    clients: Literal["fresh", "same"] | Population = "fresh"
+    loss: Loss | None = None
+    batch_size: int = 50
+
+    def __post_init__(self) -> None:
+        if self.clients not in ("fresh", "same") and not isinstance(self.clients, Population):
+            raise ArgumentError.here(
+                f'gradient_from= takes "fresh", "same" or a population, got {self.clients!r}.'
+            )
+        require_whole("batch_size", self.batch_size)
 
     @property
     def placement(self) -> Placement:
@@ -45,30 +57,8 @@ class GradientCohort:
         @program(gradient_cohort=at)
         def gradient_loss(params: Params, gradient_cohort: Any) -> jax.Array:
             data = gradient_cohort
-            examples = data if isinstance(data, Examples) else Examples.of(data)
+            examples = Examples.of(data)
             own = client_loss(self.loss or loss, self.batch_size, broadcast(params, at), examples)
             return mean(own, weights=examples.count, at=at)
 
         return gradient_loss
-
-
-@known_arguments()
-def gradient_cohort(
-    clients: Literal["fresh", "same"] | Population = "fresh",
-    *,
-    loss: Loss | None = None,
-    batch_size: int = 50,
-) -> GradientCohort:
-    """Whose loss `fg.self_tuning` follows, and which.
-
-    `clients`: a "fresh" cohort of those that are trained on (the paper's choice), the "same"
-    clients that train, or another population. `loss`: another one than the algorithm minimizes.
-    `batch_size`: how many examples a client works on at a time.
-    """
-    known = clients in ("fresh", "same") if isinstance(clients, str) else hasattr(clients, "sample")
-    if not known:
-        raise ArgumentError.here(
-            f'gradient_from= takes "fresh", "same" or a population, got {clients!r}.'
-        )
-    require_whole("batch_size", batch_size)
-    return GradientCohort(clients, loss, batch_size)

@@ -2,8 +2,8 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,19 +29,6 @@ Gradient = Callable[[Any, Any, Any, jax.Array, Any, jax.Array | None], tuple[jax
 Training = Callable[[Any, Examples, Any, jax.Array], tuple[Any, jax.Array]]
 
 
-class Work(Protocol):
-    """What clients do: with an optimizer, whose hyperparameters are `hyper["client"]`."""
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """It starts anew in every round."""
-        ...
-
-    def training(self, loss: Loss) -> Training:
-        """All of a client's work in a round."""
-        ...
-
-
 def plain_gradient(loss: Loss) -> Gradient:
     """The gradient of the mean loss of a batch."""
 
@@ -55,19 +42,38 @@ def plain_gradient(loss: Loss) -> Gradient:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Epochs, or a number of steps, of an optimizer; see `local_training`."""
+    """What a client does in a round, for `client=` of `fg.fed_opt` and its family.
 
-    optimizer: Optimizer
+    `optimizer`: a learning rate of SGD (a number, one for each layer, or a schedule), an
+    `fg.optimizer(optax.adam, learning_rate=0.1)`, whose floats are hyperparameters, or a plain
+    optax optimizer; it starts anew in every round. `epochs` over a client's examples (by default
+    1), or a number of `steps`, in batches of `batch_size`; `shuffle` by the round's key.
+    `gradient`: from a loss, what a step follows instead of the gradient of its batch.
+    """
+
+    optimizer: Any = 0.1
+    _: KW_ONLY
     batch_size: int = 20
-    epochs: int = 1
+    epochs: int | None = None
     steps: int | None = None
     shuffle: bool = True
     gradient: Callable[[Loss], Gradient] = plain_gradient
 
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ArgumentError.here(
+                f"epochs={self.epochs} and steps={self.steps}: give one of them, a client does "
+                "either."
+            )
+        for name in ("batch_size", "epochs", "steps"):
+            if getattr(self, name) is not None:
+                require_whole(name, getattr(self, name))
+        object.__setattr__(self, "optimizer", _of_clients(self.optimizer))
+
     def steps_of(self, examples: Examples) -> Any:
         """How many steps a client with these examples takes."""
         batches = -(-examples.count // self.batch_size)
-        return batches * self.epochs if self.steps is None else self.steps
+        return batches * (self.epochs or 1) if self.steps is None else self.steps
 
     def training(self, loss: Loss) -> Training:
         """All of a client's work in a round."""
@@ -91,39 +97,14 @@ class LocalTraining:
             carry = (start, start_of(made, start), zero, zero, jnp.int32(0))
             ordered = order if self.shuffle else None
             end, _, total, seen, _ = examples.fold(
-                step, carry, self.batch_size, self.epochs, ordered, self.steps
+                step, carry, self.batch_size, self.epochs or 1, ordered, self.steps
             )
             return jax.tree.map(jnp.subtract, start, end), total / seen
 
         return train
 
 
-@known_arguments()
-def local_training(
-    optimizer: Any = 0.1,
-    *,
-    batch_size: int = 20,
-    epochs: int | None = None,
-    steps: int | None = None,
-    shuffle: bool = True,
-    gradient: Callable[[Loss], Gradient] = plain_gradient,
-) -> LocalTraining:
-    """What a client does in a round, for `client=` of `fg.fed_opt` and its family.
-
-    `optimizer`: a learning rate of SGD (a number, one for each layer, or a schedule), an
-    `fg.optimizer(optax.adam, learning_rate=0.1)`, whose floats are hyperparameters, or a plain
-    optax optimizer. `epochs` over a client's examples (by default 1), or a number of `steps`, in
-    batches of `batch_size`; `shuffle` by the round's key. `gradient`: from a loss, what a step
-    follows instead of the gradient of its batch.
-    """
-    if epochs is not None and steps is not None:
-        raise ArgumentError.here(
-            f"epochs={epochs} and steps={steps}: give one of them, a client does either."
-        )
-    for name, value in (("batch_size", batch_size), ("epochs", epochs), ("steps", steps)):
-        if value is not None:
-            require_whole(name, value)
-    return LocalTraining(_of_clients(optimizer), batch_size, epochs or 1, steps, shuffle, gradient)
+local_training = known_arguments()(LocalTraining)
 
 
 @dataclass(frozen=True)
@@ -148,7 +129,7 @@ class WholeGradient:
         return train
 
 
-def as_work(client: Any) -> Work:
+def as_work(client: Any) -> LocalTraining | WholeGradient:
     """What `client=` stands for: an optimizer or a learning rate are local training with it."""
     return client if isinstance(client, LocalTraining | WholeGradient) else local_training(client)
 

@@ -35,8 +35,34 @@ class Form:
     """How a hyperparameter is learned, and its bounds: see `linear`, `log` and `logit`."""
 
     kind: str
-    low: float | None = None
-    high: float | None = None
+    low: Any = None  # None: what goes with the name
+    high: Any = None
+    name: str = ""  # of what is learned, when that is known
+
+    def value(self, raw: Any) -> Any:
+        """The value that the algorithm uses."""
+        return VALUES[self.kind](raw, self.bounds)
+
+    def raw(self, value: Any) -> Any:
+        """The number that is learned, inside of the bounds."""
+        value = jnp.asarray(value, common(float, value))
+        known = not isinstance(value, jax.core.Tracer)
+        if self.kind == "log" and known and not jnp.all(value > 0):
+            raise ArgumentError.here(
+                f"{self.name!r} starts at {value}, which has no logarithm. Start above 0, or learn "
+                "it as it is: fg.linear()."
+            )
+        return self.project(RAW[self.kind](value, self.bounds))
+
+    def project(self, raw: Any) -> Any:
+        """The nearest number that gives a value inside of the bounds."""
+        low, high = (RAW[self.kind](jnp.asarray(b, raw.dtype), self.bounds) for b in self.bounds)
+        return jnp.clip(raw, low, high)
+
+    @property
+    def bounds(self) -> Bounds:
+        """Low and high, of what is learned."""
+        return self.low, self.high
 
 
 def linear(low: float | None = None, high: float | None = None) -> Form:
@@ -87,36 +113,7 @@ RAW: dict[str, Callable[[Any, Bounds], Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Learned:
-    """One hyperparameter that is learned."""
-
-    name: str
-    kind: str
-    bounds: Bounds
-
-    def value(self, raw: Any) -> Any:
-        """The value that the algorithm uses."""
-        return VALUES[self.kind](raw, self.bounds)
-
-    def raw(self, value: Any) -> Any:
-        """The number that is learned, inside of the bounds."""
-        value = jnp.asarray(value, common(float, value))
-        known = not isinstance(value, jax.core.Tracer)
-        if self.kind == "log" and known and not jnp.all(value > 0):
-            raise ArgumentError.here(
-                f"{self.name!r} starts at {value}, which has no logarithm. Start above 0, or learn "
-                "it as it is: fg.linear()."
-            )
-        return self.project(RAW[self.kind](value, self.bounds))
-
-    def project(self, raw: Any) -> Any:
-        """The nearest number that gives a value inside of the bounds."""
-        low, high = (RAW[self.kind](jnp.asarray(b, raw.dtype), self.bounds) for b in self.bounds)
-        return jnp.clip(raw, low, high)
-
-
-def learned(hyper: Hyper, learn: str | Iterable[str] | Mapping[str, Form]) -> dict[str, Learned]:
+def learned(hyper: Hyper, learn: str | Iterable[str] | Mapping[str, Form]) -> dict[str, Form]:
     """What is learned, by dotted name, with its form and bounds checked."""
     if not isinstance(learn, Mapping):
         learn = dict.fromkeys([learn] if isinstance(learn, str) else learn, linear())
@@ -126,7 +123,7 @@ def learned(hyper: Hyper, learn: str | Iterable[str] | Mapping[str, Form]) -> di
     return {name: _learned(name, forms[name]) for name in names_of.select(hyper, learn)}
 
 
-def _learned(name: str, form: Form) -> Learned:
+def _learned(name: str, form: Form) -> Form:
     if not isinstance(form, Form):
         raise ArgumentError.here(
             f"learn={{{name!r}: {form!r}}}: give a form, such as fg.log(1e-3, 10).",
@@ -148,4 +145,4 @@ def _learned(name: str, form: Form) -> Learned:
             f"{name!r} cannot be learned by its logit without two finite bounds, it has ({low}, "
             f"{high}). Write fg.logit(low, high)."
         )
-    return Learned(name, form.kind, (low, high))
+    return Form(form.kind, low, high, name)

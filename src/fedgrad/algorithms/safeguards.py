@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.algorithms.parametrization import Learned
+from fedgrad.algorithms.parametrization import Form
 from fedgrad.core.dtypes import promoting
 
 
 def guarded(
-    old: Any, new: Any, wanted: dict[str, Learned], gradient: dict[str, Any], good: jax.Array
+    old: Any, new: Any, wanted: dict[str, Form], gradient: dict[str, Any], good: jax.Array
 ) -> tuple[Any, jax.Array]:
     """The new state of self-tuning without what has run away, and whether something has.
 

@@ -59,7 +59,7 @@ def scaffold(
         plain = plain_gradient(loss)
 
         def gradient(
-            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Key
+            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Any
         ) -> tuple[jax.Array, Any]:
             value, slope = plain(params, start, batch, mask, hyper, key)
             return value, jax.tree.map(jnp.add, slope, hyper["correction"])
@@ -84,7 +84,7 @@ def scaffold(
         state: ScaffoldState, hyper: Hyper, cohort: Any, key: Key, client_state: ScaffoldClient
     ) -> tuple[ScaffoldState, Metrics, ScaffoldClient]:
         hyper = now(state.server, hyper)
-        examples = cohort if isinstance(cohort, Examples) else Examples.of(cohort)
+        examples = Examples.of(cohort)
         theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
         correction = jax.tree.map(jnp.subtract, broadcast(state.control), client_state.control)
         update, value = train(

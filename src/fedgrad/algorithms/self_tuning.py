@@ -22,7 +22,7 @@ from fedgrad.ad.transforms import Mode, jacobian, value_and_grad
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.effect import require_effect
-from fedgrad.algorithms.gradient_cohort import GradientCohort, gradient_cohort
+from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.optimizer import apply
 from fedgrad.algorithms.parametrization import Form, learned
@@ -72,7 +72,7 @@ def self_tuning(
     `fg.linear` is the default and `fg.logit` the third. `optimizer`: of the hyperparameters, an
     optax optimizer, by default `optax.sgd(0.01)`. `gradient_from`: who says what the loss is: a
     "fresh" cohort (the paper's choice), the "same" clients that train, another population, or
-    `fg.gradient_cohort(...)`. `mode`: of differentiation, or a `fg.CostModel`. `guard`: a round
+    `fg.GradientCohort(...)`. `mode`: of differentiation, or a `fg.CostModel`. `guard`: a round
     after which the model is not finite, or its loss not finite or so many times that of the first
     round, is undone and the learned values are halved; a hyperparameter step that is not finite is
     left out. Both are counted in `metrics.rejected`; None is without a guard.
@@ -93,7 +93,7 @@ def self_tuning(
         raise ArgumentError.here("self_tuning(..., learn=[]): name a hyperparameter to learn.")
     judges = gradient_from
     if not isinstance(judges, GradientCohort):
-        judges = gradient_cohort(judges)
+        judges = GradientCohort(judges)
     loss, same = judges.program(algorithm.loss), not judges.cohorts
 
     def train(raw: dict[str, Any], state: TunedState, hyper: Hyper, cohort: Any, key: Key) -> Any:

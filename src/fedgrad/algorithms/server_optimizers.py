@@ -26,7 +26,7 @@ class AdaptiveState(NamedTuple):
 
 
 def adaptive(
-    learning_rate: Any, b1: Any, b2: Any, adaptivity: Any, second_moment: str
+    second_moment: str, learning_rate: Any, b1: Any, b2: Any = 0.0, adaptivity: Any = 1e-3
 ) -> optax.GradientTransformation:
     """Reddi et al. 2021, Algorithm 2: x -= lr m / (sqrt(v) + adaptivity), from v = adaptivity².
 

@@ -16,11 +16,11 @@ from fedgrad.algorithms.local_training import (
     plain_gradient,
 )
 from fedgrad.algorithms.objective import Loss, batch_loss
-from fedgrad.algorithms.optimizer import Optimizer, optimizer
+from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.algorithms.scaffold import scaffold
 from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import known_arguments
-from fedgrad.core.types import Batch, Hyper, Key, Params
+from fedgrad.core.types import Batch, Hyper, Params
 
 variant = known_arguments(BELONGS_TO_LOCAL_TRAINING)
 
@@ -62,7 +62,8 @@ def fed_adam(
 ) -> Algorithm:
     """FedAdam as published (Reddi et al. 2021): no bias correction, `adaptivity` (τ) outside of the
     root: x -= lr m / (sqrt(v) + τ), v starts at τ²."""
-    server = _adaptive("adam", server_learning_rate, b1, b2, adaptivity)
+    rates = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "adaptivity": adaptivity}
+    server = optimizer(server_optimizers.adaptive, second_moment="adam", **rates)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
@@ -78,7 +79,8 @@ def fed_yogi(
     weighting: str = "examples",
 ) -> Algorithm:
     """FedYogi as published (Reddi et al. 2021); see `fed_adam` for where `adaptivity` sits."""
-    server = _adaptive("yogi", server_learning_rate, b1, b2, adaptivity)
+    rates = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "adaptivity": adaptivity}
+    server = optimizer(server_optimizers.adaptive, second_moment="yogi", **rates)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
@@ -94,7 +96,8 @@ def fed_adagrad(
 ) -> Algorithm:
     """FedAdagrad as published (Reddi et al. 2021); see `fed_adam` for where `adaptivity` sits."""
     server = optimizer(
-        _make_adaptive("adagrad"),
+        server_optimizers.adaptive,
+        second_moment="adagrad",
         learning_rate=server_learning_rate,
         b1=float(b1) if type(b1) is int else b1,  # 0 is meant as 0.0
         adaptivity=adaptivity,
@@ -117,7 +120,7 @@ def fed_prox(
         plain = plain_gradient(loss)
 
         def gradient(
-            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Key
+            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Any
         ) -> tuple[jax.Array, Any]:
             value, slope = plain(params, start, batch, mask, hyper, key)
             weight = hyper["proximal_weight"]
@@ -150,7 +153,7 @@ def per_fed_avg(
 
     def adapted(loss: Loss) -> Gradient:
         def gradient(
-            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Key
+            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Any
         ) -> tuple[jax.Array, Any]:
             def after(w: Any) -> jax.Array:
                 slope = jax.grad(lambda w: batch_loss(loss, w, batch, mask, key))(w)
@@ -268,17 +271,3 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "perfedavg": per_fed_avg,
     "scaffold": scaffold,
 }
-
-
-def _make_adaptive(second_moment: str) -> Callable[..., optax.GradientTransformation]:
-    def make(
-        learning_rate: Any, b1: Any, b2: Any = 0.0, adaptivity: Any = 1e-3
-    ) -> optax.GradientTransformation:
-        return server_optimizers.adaptive(learning_rate, b1, b2, adaptivity, second_moment)
-
-    make.__name__ = second_moment
-    return make
-
-
-def _adaptive(kind: str, rate: Any, b1: Any, b2: Any, adaptivity: Any) -> Optimizer:
-    return optimizer(_make_adaptive(kind), learning_rate=rate, b1=b1, b2=b2, adaptivity=adaptivity)

@@ -31,7 +31,9 @@ class Examples:
 
     @classmethod
     def of(cls, arrays: Any) -> "Examples":
-        """A client's own arrays (leaves with one row per example) as examples."""
+        """A client's own arrays (leaves with one row per example) as examples; examples stay."""
+        if isinstance(arrays, cls):
+            return arrays
         count = jax.tree.leaves(arrays)[0].shape[0]
         store = jax.tree.map(lambda x: padded([jnp.asarray(x)], 2 * count), arrays)
         return cls(store, jnp.int32(0), jnp.int32(count), count)

@@ -3,7 +3,7 @@
 import functools
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -56,7 +56,10 @@ class Population(ClientData):
         It is the cohort that `fg.fit` with this key and size trains on in this round. `role`: the
         argument of the algorithm's round that it is for, where that takes several cohorts.
         """
-        return self.select(self.indices(key, size, round, role))
+        index = self.indices(key, size, round, role)
+        cohort = self.select(index)
+        # Whoever made the cohort may have numbered its clients anew.
+        return replace(cohort, index=index) if isinstance(cohort, Cohort) else cohort
 
     def draws(self, key: Key, size: int, role: str = "cohort") -> Callable[[int], Any]:
         """`sample` as a function of the round, for many rounds."""
@@ -129,7 +132,7 @@ class Stored(Population):
 
 
 def _index(cohort: Any) -> Any:
-    if not hasattr(cohort, "index"):
+    if not isinstance(cohort, Cohort):
         raise CohortError.here(
             f"A {type(cohort).__name__} does not say who its clients are, so what they keep is "
             "nobody's. Let select() give an fg.Cohort, or write gather() and scatter()."

@@ -17,9 +17,10 @@ import numpy as np
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.types import Key
 
-# Rounds whose randomness is made, and put on the devices, together: the less often, the cheaper.
-# With another number the same key gives other cohorts.
+# Rounds whose randomness is made together: the less often, the cheaper. With another number the
+# same key gives other cohorts.
 BLOCK = 8
+TOGETHER = 16  # rounds whose cohorts and keys are put on the devices together
 
 T = TypeVar("T")
 Words = tuple[int, ...]  # the numbers in a key
@@ -61,14 +62,14 @@ def round_keys(key: Key, sharding: Any = None) -> Callable[[int], jax.Array]:
 
 
 def ahead(make: Callable[[range], Sequence[T]]) -> Callable[[int], T]:
-    """A function of a round, made for a block of rounds at a time."""
+    """A function of a round, made for several rounds at a time."""
     ready: dict[int, T] = {}
 
     def of(round: int) -> T:
         if round not in ready:
-            block = range(round, round + BLOCK)
+            rounds = range(round, round + TOGETHER)
             ready.clear()
-            ready.update(zip(block, make(block), strict=True))
+            ready.update(zip(rounds, make(rounds), strict=True))
         return ready[round]
 
     return of

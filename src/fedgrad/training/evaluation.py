@@ -156,7 +156,7 @@ class Evaluations:
 def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
     @program(clients=CLIENTS)
     def evaluate(params: Params, clients: Any) -> dict[str, jax.Array]:
-        examples = clients if isinstance(clients, Examples) else Examples.of(clients)
+        examples = Examples.of(clients)
         params = broadcast(params)
 
         def add(
