@@ -8,7 +8,7 @@ exported stages) shows what really crosses.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -32,8 +32,8 @@ class Aggregator:
     """
 
     name: str
-    encode: Callable[[Arrays], Arrays]
-    decode: Callable[[Arrays, Sequence[jax.ShapeDtypeStruct]], Arrays]
+    encode: Callable[[Arrays], Arrays] = field(repr=False)
+    decode: Callable[[Arrays, Sequence[jax.ShapeDtypeStruct]], Arrays] = field(repr=False)
 
     def applied(self, plan: Graph) -> Graph:
         """The same plan, in which every message is summed this way."""
