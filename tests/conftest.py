@@ -1,6 +1,9 @@
 """Settings of the whole suite: double precision, nothing promoted unseen, quick compilation."""
 
 import gc
+import math
+import re
+from pathlib import Path
 
 import jax
 import pytest
@@ -29,6 +32,8 @@ for name, value in STRICT.items():  # as careful users run it
 settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("ci")
 
+MOST = 1.2e9  # bytes that a worker may keep from one file to the next
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
@@ -48,7 +53,17 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_what_was_compiled():
-    """A file's compiled programs end with it: a worker would hold gigabytes of them."""
+    """A file's compiled programs end with it where they are many: a worker would hold gigabytes of
+    them. (Where they are few, it is faster to keep JAX's own.)"""
     yield
-    jax.clear_caches()
     gc.collect()
+    if _resident() > MOST:
+        jax.clear_caches()
+        gc.collect()
+
+
+def _resident():
+    try:
+        return 1024 * int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+    except OSError:  # not on this system: better forget than run out
+        return math.inf

@@ -8,7 +8,7 @@ exported stages) shows what really crosses.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -32,8 +32,8 @@ class Aggregator:
     """
 
     name: str
-    encode: Callable[[Arrays], Arrays]
-    decode: Callable[[Arrays, Sequence[jax.ShapeDtypeStruct]], Arrays]
+    encode: Callable[[Arrays], Arrays] = field(repr=False)
+    decode: Callable[[Arrays, Sequence[jax.ShapeDtypeStruct]], Arrays] = field(repr=False)
 
     def applied(self, plan: Graph) -> Graph:
         """The same plan, in which every message is summed this way."""
@@ -78,10 +78,16 @@ plain = Aggregator("plain", lambda values: values, lambda sums, shapes: sums)
 
 
 def _equations(fun: Callable[[Any], Arrays], values: Sequence[Value]) -> Graph:
-    """A function of arrays as equations between values; they belong to the line of the first."""
+    """A function of arrays as equations between values; they belong to the line of the first that
+    has one."""
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
     jaxpr = jax.make_jaxpr(lambda *xs: list(fun(list(xs))))(*structs)
-    return check(jaxpr, values, nested=True, source=values[0].origin.source)
+    return check(
+        jaxpr,
+        values,
+        nested=True,
+        source=next((v.origin.source for v in values if v.origin.source), None),
+    )
 
 
 def _check(name: str, found: Sequence[Value], wanted: Sequence[Value]) -> None:
