@@ -58,7 +58,7 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
         )
     if jnp.issubdtype(weights.dtype, jnp.inexact):
         weights = _floating(weights)
-    counts = weights if weights.dtype == jnp.bool_ else weights != 0
+    counts = weights != (False if weights.dtype == jnp.bool_ else 0)
     if jnp.issubdtype(weights.dtype, jnp.inexact):
         weights = source_p.bind(weights, counts)  # it may depend on what it weighs
     total = sum(weights, at)
