@@ -224,13 +224,14 @@ def test_shuffled_indices():
     assert list(orders[1]) != sorted(orders[1])
 
 
+@pytest.mark.promotes("dtype")
 def test_examples_of_every_structure_and_dtype():
     clients = [(np.arange(k, dtype=np.int8), [np.full((k, 2, 2), k, np.float32)]) for k in (2, 3)]
 
     @fg.program(data=fg.CLIENTS)
     def f(data):
         a, (b,) = data.take(jnp.arange(3))
-        mask = jnp.arange(3, dtype=jnp.int32) < data.count
+        mask = jnp.arange(3) < data.count
         return fg.sum(jnp.sum(a * mask)), fg.sum(jnp.sum(b * mask[:, None, None])), b
 
     total, square, b = f(fg.cohort(clients))

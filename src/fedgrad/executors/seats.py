@@ -110,5 +110,5 @@ def at_home(arguments: list[Any]) -> Seats | None:
     client = jnp.asarray(home.client)
     taken = client >= 0
     # In an empty seat sits the smallest client, with what is there of other clients' examples.
-    chosen = jnp.where(taken, client, jnp.argmin(home.count))
+    chosen = jnp.where(taken, client, jnp.argmin(home.count).astype(client.dtype))
     return Seats(len(home), len(client), home.devices, chosen, taken, own_stores=True)

@@ -47,8 +47,8 @@ def cross_entropy(params: Params, batch: Batch) -> jax.Array:
 
 def accuracy(params: Params, batch: Batch) -> jax.Array:
     """1 for each example whose label scores highest, else 0."""
-    right = jnp.argmax(logits(params, batch["x"]), axis=-1) == batch["y"]
-    return right.astype(jnp.float32)
+    highest = jnp.argmax(logits(params, batch["x"]), axis=-1)
+    return (highest.astype(batch["y"].dtype) == batch["y"]).astype(jnp.float32)
 
 
 def _affine(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
