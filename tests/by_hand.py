@@ -43,6 +43,7 @@ def as_vector(params):
     return np.concatenate([np.atleast_1d(np.asarray(params[name], float)) for name in "bw"])
 
 
+@jax.numpy_dtype_promotion("standard")  # models have every dtype, the data has one
 def loss(params, batch):
     """What the library is given; everything below is independent of it."""
     return jax.nn.softplus(-batch["y"] * (batch["x"] @ params["w"] + params["b"]))

@@ -40,10 +40,11 @@ def line(batch_size=4, metrics=lambda metrics: metrics):
 
         zero = jnp.zeros_like(w), jnp.zeros((), w.dtype)
         slope, squares = fg.sum(cohort.fold(add, zero, batch_size))
-        count = fg.sum(cohort.count)
+        count = fg.sum(cohort.count).astype(w.dtype)
         noise = jax.random.normal(jax.random.fold_in(state.key, state.steps), w.shape, w.dtype)
         noise = noise + jax.random.normal(key, w.shape, w.dtype)
-        new = state.params["w"] - hyper["rate"] * slope / count + hyper["noise"] * noise
+        with jax.numpy_dtype_promotion("standard"):  # what is learned has a dtype of its own
+            new = state.params["w"] - hyper["rate"] * slope / count + hyper["noise"] * noise
         next_state = Line(
             {"w": new.astype(w.dtype)},
             state.steps + 1,

@@ -48,7 +48,9 @@ def case(
     """Put a program into the table."""
 
     def add(program: fg.Program) -> fg.Program:
-        TABLE.append(Case(program.name, program, args, centralised, **facts))
+        # Over all clients at once, plain formulas broadcast; programs have nothing to broadcast.
+        formula = jax.numpy_rank_promotion("allow")(centralised)
+        TABLE.append(Case(program.name, program, args, formula, **facts))
         return program
 
     return add
@@ -630,7 +632,7 @@ def ragged_clients(n: int) -> list[dict[str, np.ndarray]]:
 
 def masked_loss(w, batch, mask):
     errors = (jnp.tanh(batch["x"] @ w) - batch["y"]) ** 2
-    return jnp.sum(errors * mask) / jnp.sum(mask)
+    return jnp.mean(errors, where=mask)
 
 
 def unpadded(cohort: fg.Cohort) -> list[Any]:
@@ -703,7 +705,7 @@ def dropped_and_counted(x, z, w):
 def _on_sphere(w, batch, mask):
     """A loss that is singular at zero: rows of zeros would make it NaN, masked or not."""
     rows = batch["x"] / jnp.linalg.norm(batch["x"], axis=1, keepdims=True)
-    return jnp.sum(jnp.where(mask, (rows @ w) ** 2, 0)) / jnp.sum(mask)
+    return jnp.mean((rows @ w) ** 2, where=mask)
 
 
 def _singular_at_zero(w, data):

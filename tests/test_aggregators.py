@@ -52,7 +52,7 @@ def to_ring(values):
 
 def from_ring(sums, shapes):
     pairs = zip(sums, shapes, strict=True)
-    return [x / SCALE if s.dtype == jnp.float64 else x for x, s in pairs]
+    return [x.astype(s.dtype) / SCALE if s.dtype == jnp.float64 else x for x, s in pairs]
 
 
 def summing(name, aggregator):

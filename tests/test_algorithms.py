@@ -106,7 +106,8 @@ def by_optax(optimizer):
     def rule(x, deltas, weights, memory):
         params, update = as_params(x), as_params(by_hand.mean(weights, deltas))
         state = memory["state"] if memory else optimizer.init(params)
-        moves, memory["state"] = jax.jit(optimizer.update)(update, state, params)
+        with jax.numpy_dtype_promotion("standard"):  # its schedules count on it
+            moves, memory["state"] = jax.jit(optimizer.update)(update, state, params)
         return as_vector(optax.apply_updates(params, moves))
 
     return rule
@@ -407,6 +408,7 @@ def test_fed_sgd_gives_a_random_loss_new_keys_too():
 # ---- dtypes, and one compilation
 
 
+@jax.numpy_dtype_promotion("standard")
 def of_all_dtypes(params, batch):
     return loss({"w": params["bfloat16"] + params["float64"], "b": params["float32"]}, batch)
 
@@ -617,7 +619,8 @@ def shrinking(at):
     def round(state, hyper, cohort, key):
         hyper = at(hyper, state.rounds)
         new, metrics = inner.round(state, hyper, cohort, key)
-        params = jax.tree.map(lambda leaf: hyper["shrink"] * leaf, new.params)
+        with jax.numpy_dtype_promotion("standard"):  # a schedule gives numbers of its own dtype
+            params = jax.tree.map(lambda leaf: hyper["shrink"] * leaf, new.params)
         return dataclasses.replace(new, params=params), metrics
 
     return fg.Algorithm(inner.init, round, {**inner.hyper, "shrink": LINEAR}, loss)

@@ -180,6 +180,7 @@ ANOTHER = {
 
 
 @pytest.mark.parametrize("name", ANOTHER)
+@pytest.mark.promotes("dtype")
 def test_the_checkpoint_of_another_run_is_refused(name, tmp_path):
     train(rounds=2, out=fg.run_folder(tmp_path, config={"task": "mine"}))
     before = (tmp_path / CURRENT).read_bytes()

@@ -208,6 +208,7 @@ def test_a_state_stays_what_it_is():
     values = {"bfloat16": [0.25, -0.5], "float32": 0.1, "float64": [0.25, -0.5]}
     params = {dtype: jnp.asarray(x, dtype) for dtype, x in values.items()}
 
+    @jax.numpy_dtype_promotion("standard")
     def of_all_dtypes(params, batch):
         return loss({"w": params["bfloat16"] + params["float64"], "b": params["float32"]}, batch)
 

@@ -11,6 +11,8 @@ import fedgrad as fg
 from laws import EXECUTORS
 from programs import Moved, assert_same
 
+pytestmark = pytest.mark.promotes("rank")  # of formulas over all clients at once
+
 X, Z = jnp.array([0.3, -0.2, 0.5]), jnp.linspace(-1, 1, 12).reshape(4, 3)
 
 

@@ -110,9 +110,9 @@ def assert_same(fun, *args, rules=RULES):
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_strategy_is_the_convolution(case, strategy):
-    def rule(params, inputs):
-        conv = convolutions._read(params, *inputs)
-        return [convolutions._write(conv, params, strategy(conv))]
+    def rule(eqn, inputs):
+        conv = convolutions._read(eqn.params, *inputs)
+        return [convolutions._write(conv, eqn.params, strategy(conv))]
 
     assert_same(case.conv, *case.inputs(), rules={conv_p: rule})
 

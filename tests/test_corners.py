@@ -60,7 +60,7 @@ def test_what_a_loop_counted_is_read_by_clients_after_it(executor):
             return (c[0] - 0.1 * fg.mean(fg.broadcast(c[0]) * z), c[1] + 1), None
 
         (x, i), _ = lax.scan(body, (x, jnp.int32(0)), None, length=2)
-        return fg.sum(z * i) + x
+        return fg.sum(z * i.astype(z.dtype)) + x
 
     wanted = X * (1 - 0.1 * Z.mean()) ** 2 + 2 * Z.sum()
     np.testing.assert_allclose(f.on(executor)(X, Z), wanted)
@@ -94,6 +94,7 @@ def test_no_derivative_by_clients_through_a_while(mode, round_behind):
         fg.grad(f, "z", mode=mode)(X, Z)
 
 
+@pytest.mark.promotes("dtype")
 def test_complex_arguments():
     @fg.program(z=fg.CLIENTS)
     def f(x, z):
@@ -107,6 +108,7 @@ def test_complex_arguments():
 
 
 @every_mode
+@pytest.mark.promotes("dtype")
 def test_complex_values_on_the_way(mode):
     @fg.program(z=fg.CLIENTS)
     def f(x, z):

@@ -171,7 +171,7 @@ def test_equals_finite_differences(name):
     _, gradient = derived(case, "auto")(*args)
     for position, slope in zip(case.server_argnums, gradient, strict=True):
         direction = jax.tree.map(
-            lambda x: jnp.cos(jnp.arange(x.size) + 1.0).reshape(x.shape), slope
+            lambda x: jnp.cos(jnp.arange(1.0, x.size + 1)).reshape(x.shape), slope
         )
 
         def moved(by):
@@ -197,7 +197,7 @@ def while_at_clients(x, z):
 
 
 def _while_at_clients(x, z):
-    return jnp.sum(jnp.sin(jnp.sin(jnp.sin(x * z)))) ** 2
+    return jnp.sum(jnp.sin(jnp.sin(jnp.sin(x[None] * z)))) ** 2
 
 
 @fg.program(z=fg.CLIENTS)
@@ -272,10 +272,12 @@ def many(a, b, steps, key, data):
     """Arguments of all kinds."""
     here = fg.broadcast({"a": a, "b": b})
     noise = jax.random.normal(fg.client_key(key), (3,))
-    inner = data["x"] * here["a"] * here["b"]["w"] + here["b"]["c"] * noise * fg.broadcast(steps)
-    return jnp.sin(fg.mean(jnp.sum(inner * data["i"])))
+    scale = noise * fg.broadcast(steps).astype(float)
+    inner = data["x"] * here["a"] * here["b"]["w"] + here["b"]["c"] * scale
+    return jnp.sin(fg.mean(jnp.sum(inner * data["i"].astype(float))))
 
 
+@jax.numpy_dtype_promotion("standard")
 def _many(a, b, steps, key, data):
     total = 0.0
     for i in range(N):
@@ -370,12 +372,12 @@ def test_leaves_that_are_not_floating_get_none(mode):
     def f(p, z):
         here = fg.broadcast(p)
         noise = jax.random.normal(here["key"], (3,))
-        return jnp.sin(fg.sum(jnp.sum(here["x"] * z * here["n"] * noise)))
+        return jnp.sin(fg.sum(jnp.sum(here["x"] * z * here["n"].astype(z.dtype) * noise)))
 
     p = {"x": X, "n": jnp.int64(2), "key": jax.random.key(1), "on": jnp.array([True, False])}
     noise = jax.random.normal(p["key"], (3,))
     value, gradient = fg.value_and_grad(f, mode=mode)(p, Z)
-    wanted = jax.value_and_grad(lambda x: jnp.sin(jnp.sum(x * Z * 2 * noise)))(X)
+    wanted = jax.value_and_grad(lambda x: jnp.sin(jnp.sum(x[None] * Z * 2 * noise[None])))(X)
     assert gradient["n"] is None and gradient["key"] is None and gradient["on"] is None
     assert_close((value, gradient["x"]), wanted)
 
@@ -388,8 +390,8 @@ def test_has_aux(mode):
         loss = jnp.sin(fg.mean(jnp.sum(here * z)))
         return loss, {"n": fg.sum(1), "per client": here * z, "x": (x, jnp.int64(3))}
 
-    aux = {"n": jnp.int64(N), "per client": X * Z, "x": (X, jnp.int64(3))}
-    value, wanted = jax.value_and_grad(lambda x: jnp.sin(jnp.mean(jnp.sum(x * Z, 1))))(X)
+    aux = {"n": jnp.int64(N), "per client": X[None] * Z, "x": (X, jnp.int64(3))}
+    value, wanted = jax.value_and_grad(lambda x: jnp.sin(jnp.mean(Z @ x)))(X)
     settings = {**MODES[mode], "has_aux": True}
     assert_close(fg.grad(f, **settings)(X, Z), (wanted, aux))
     assert_close(fg.value_and_grad(f, **settings)(X, Z), ((value, aux), wanted))
@@ -685,7 +687,7 @@ def train(lr, w, data):
 
     def step(local, batch, mask):
         def loss(w):
-            return jnp.sum(mask * (jnp.tanh(batch["x"] @ w) - batch["y"]) ** 2) / jnp.sum(mask)
+            return jnp.mean((jnp.tanh(batch["x"] @ w) - batch["y"]) ** 2, where=mask)
 
         return local - lr * jax.grad(loss)(local)
 
@@ -814,7 +816,7 @@ def test_inside_jit_vmap_and_another_program(mode):
     def norm(x, z):
         return jnp.sum(gradient(x, z) ** 2) + fg.sum(jnp.sum(fg.broadcast(x) * z))
 
-    expected = jnp.sum(wanted[0] ** 2) + jnp.sum(X * Z)
+    expected = jnp.sum(wanted[0] ** 2) + jnp.sum(Z @ X)
     for executor in EXECUTORS.values():
         assert_close(norm.on(executor)(X, Z), expected, 1e-11)
         assert gradient.on(executor).executor == executor

@@ -186,7 +186,7 @@ def test_examples(tmp_path):
     for name in EXAMPLES:
         assert f"=== {name}" in printed
     assert (tmp_path / "out" / "class_one_reverse.svg").exists()
-    assert (tmp_path / "out" / "distillation.png").exists()
+    assert (tmp_path / "out" / "distillation.svg").exists()
 
 
 def run_examples(settings):

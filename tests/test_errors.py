@@ -176,7 +176,7 @@ def weights_of_the_server():
 def large_captured_array():
     @on_clients
     def f(x, z):
-        return fg.sum(jnp.sum(z * LARGE))  # <- here
+        return fg.sum(jnp.sum(z[None] * LARGE))  # <- here
 
 
 @misuse(fg.PlacementError, "a captured array of shape (2000,)", "download", "fg.broadcast(")

@@ -143,7 +143,7 @@ def test_clients_may_hold_keys(executor):
 @every_executor
 def test_client_keys_differ_and_do_not_depend_on_the_executor(executor):
     f = fg.program(z=fg.CLIENTS)(lambda key, z: jax.random.bits(fg.client_key(key)) + 0 * z)
-    bits = f.on(executor)(jax.random.key(1), jnp.zeros(7, jnp.uint32))
+    bits = f.on(executor)(jax.random.key(1), jnp.zeros(7, jnp.uint64))
     expected = [jax.random.bits(jax.random.fold_in(jax.random.key(1), i)) for i in range(7)]
     np.testing.assert_array_equal(bits, expected)
     assert len(set(bits.tolist())) == 7
@@ -251,7 +251,7 @@ def test_every_number_of_clients_fits_every_chunk(n, chunk):
 def test_a_chunked_sum_keeps_little_in_memory():
     def temporary(n):
         program = fg.program(z=fg.CLIENTS)(
-            lambda x, z: fg.sum(jnp.sum(jnp.sin(fg.broadcast(x)[:, None] * z)))
+            lambda x, z: fg.sum(jnp.sum(jnp.sin(fg.broadcast(x)[:, None] * z[None])))
         )
         run = jax.jit(program.on(fg.executors.local(chunk=8)))
         x, z = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1000,), (n, 3)))
@@ -348,7 +348,9 @@ def test_threads_with_different_numbers_of_clients():
         if i < 8:
             start.wait()
         s = z * (i + 1.0)
-        np.testing.assert_allclose(f(jnp.full(2, i + 1.0), z), ((s - s.mean(0)) ** 2).sum(0) + n)
+        np.testing.assert_allclose(
+            f(jnp.full(2, i + 1.0), z), ((s - s.mean(0, keepdims=True)) ** 2).sum(0) + n
+        )
         return n
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -212,8 +212,8 @@ def test_keys_and_narrow_dtypes_travel_and_stay():
     @fg.program(z=fg.CLIENTS)
     def begin(key, scale, z):
         own = fg.client_key(key)
-        small = (fg.broadcast(scale) * z).astype(jnp.bfloat16)
-        return own, small, fg.sum(small), fg.sum(jnp.exp(1j * z)), fg.sum(z > 0)
+        small = (fg.broadcast(scale).astype(z.dtype) * z).astype(jnp.bfloat16)
+        return own, small, fg.sum(small), fg.sum(jnp.exp(jax.lax.complex(0 * z, z))), fg.sum(z > 0)
 
     @fg.program(keys=fg.CLIENTS, small=fg.CLIENTS)
     def go_on(keys, small):
@@ -281,7 +281,7 @@ def test_a_population_draws_the_same_clients_as_a_local_one():
 
 def test_shuffled_examples_are_the_same_though_the_capacity_is_rounded():
     def loss(w, batch, mask):
-        return jnp.sum(mask * (batch["x"] @ w - batch["y"]) ** 2)
+        return jnp.sum((batch["x"] @ w - batch["y"]) ** 2, where=mask)
 
     @fg.program(data=fg.CLIENTS)
     def train(w, key, data):
@@ -427,7 +427,7 @@ def _squares(x):
 ILL = {
     "singular at zero": lambda w, batch: (batch["x"] @ w) ** 2 / _squares(batch["x"]),
     "logarithm": lambda w, batch: jnp.log(_squares(batch["x"])) * jnp.sum(w**2),
-    "root": lambda w, batch: jnp.sqrt(_squares(batch["x"] * w)),
+    "root": lambda w, batch: jnp.sqrt(_squares(batch["x"] * w[None])),
 }
 ALGORITHMS = {
     "fed_sgd": lambda loss: fg.fed_sgd(loss, 0.1, batch_size=4),

@@ -128,7 +128,7 @@ def indexed(key, z):
 
 @fg.program(z=fg.CLIENTS)
 def counted(z):
-    return fg.sum(z.count * 1.0), fg.sum(jnp.sum(z.batch(0, 2)[0]["x"]))
+    return fg.sum(z.count.astype(float)), fg.sum(jnp.sum(z.batch(0, 2)[0]["x"]))
 
 
 # What is run: (program, its arguments at the server, the part of the data that clients' are).

@@ -456,7 +456,9 @@ def test_when_it_stops(name):
 
 
 def test_early_stop_ends_training_and_says_why(tmp_path):
-    falling = line(metrics=lambda m: fg.Metrics(jnp.maximum(5.0 - m.extra["steps"], 2.0)))
+    falling = line(
+        metrics=lambda m: fg.Metrics(jnp.maximum(5.0 - m.extra["steps"].astype(float), 2.0))
+    )
     stop = fg.early_stop(patience=3)
     result = train(falling, rounds=100, callbacks=[stop], out=tmp_path)
     assert result.history["loss"].tolist() == [5, 4, 3, 2, 2, 2, 2]

@@ -42,6 +42,7 @@ def a_dict():
         "out": 0.5 * jax.random.normal(b, (HIDDEN, CLASSES), jnp.float32),
     }
 
+    @jax.numpy_rank_promotion("allow")  # as models are written
     def scores(p, x):
         return jax.nn.relu(x @ p["hidden"]["w"] + p["hidden"]["b"]) @ p["out"]
 

@@ -34,6 +34,7 @@ def traffic(plan):
 # --- messages -----------------------------------------------------------------------------------
 
 
+@pytest.mark.promotes("dtype")
 def test_scalars_and_bytes_of_every_dtype():
     def f(x, key, z):
         small, flag = fg.broadcast((x.astype(jnp.float32), x > 0))
@@ -222,8 +223,8 @@ def test_memory_is_what_the_client_keeps_of_earlier_rounds():
     def f(x, z):
         s = jnp.sin(fg.broadcast(x)) * z  # 24 bytes, kept for round 3
         small = (jnp.sum(s) > 0).astype(jnp.float32)  # 4 bytes, kept for round 2
-        first = fg.sum(small) * fg.sum(s)
-        second = fg.sum(fg.broadcast(first) * small)
+        first = fg.sum(small).astype(s.dtype) * fg.sum(s)
+        second = fg.sum(fg.broadcast(first) * small.astype(s.dtype))
         return fg.sum(fg.broadcast(second) * s)
 
     plan = plan_of(f)
@@ -370,6 +371,7 @@ def test_keyword_arguments_and_defaults():
 # --- the audit ----------------------------------------------------------------------------------
 
 
+@pytest.mark.promotes("dtype")
 def test_the_audit_lists_every_sum_with_its_line():
     @fg.program(z=fg.CLIENTS)
     def f(x, z):

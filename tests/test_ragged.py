@@ -43,8 +43,8 @@ def gradient(w, batch):
 
 
 def masked_gradient(w, batch, mask):
-    error = (batch["x"] @ w - batch["y"] / 100) * mask
-    return 2 * error @ batch["x"] / jnp.sum(mask)
+    error = jnp.where(mask, batch["x"] @ w - batch["y"] / 100, 0)
+    return 2 * error @ batch["x"] / jnp.sum(mask).astype(error.dtype)
 
 
 def alone(client, w, size, epochs=1, lr=0.1):
@@ -224,6 +224,7 @@ def test_shuffled_indices():
     assert list(orders[1]) != sorted(orders[1])
 
 
+@pytest.mark.promotes("dtype")
 def test_examples_of_every_structure_and_dtype():
     clients = [(np.arange(k, dtype=np.int8), [np.full((k, 2, 2), k, np.float32)]) for k in (2, 3)]
 
@@ -240,7 +241,7 @@ def test_examples_of_every_structure_and_dtype():
 def test_ragged_and_stacked_arguments_together():
     @fg.program(data=fg.CLIENTS, scale=fg.CLIENTS)
     def f(x, data, scale):
-        mine = data.fold(lambda c, b, m: c + jnp.sum(b["x"] * m[:, None]), 0.0, 8)
+        mine = data.fold(lambda c, b, m: c + jnp.sum(b["x"], where=m[:, None]), 0.0, 8)
         scaled = mine * scale * fg.broadcast(x)
         return fg.sum(scaled), scaled
 

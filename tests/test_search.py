@@ -12,6 +12,7 @@ KEY = jax.random.key(3)
 SPACE = {"server.learning_rate": fg.log_uniform(1e-3, 3.0), "server.momentum": fg.uniform(0, 0.9)}
 
 
+@jax.numpy_dtype_promotion("standard")  # the data is float32, the model float64
 def loss(params, batch):
     return (batch["x"] @ params["w"] - batch["y"]) ** 2
 

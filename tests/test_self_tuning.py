@@ -729,7 +729,7 @@ def test_rounds_are_compiled_once():
 def test_a_random_loss_can_be_tuned():
     def dropped(params, batch, key):
         kept = jax.random.bernoulli(key, 0.5, batch["x"].shape)
-        return loss(params, {**batch, "x": 2 * kept * batch["x"]})
+        return loss(params, {**batch, "x": 2.0 * kept.astype(float) * batch["x"]})
 
     algorithm = fg.self_tuning(fg.fed_sgd(dropped, batch_size=BATCH), "server", schedule="serial")
     (_, (_, metrics)), last = run(algorithm, 2)

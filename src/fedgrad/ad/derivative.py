@@ -16,6 +16,7 @@ from fedgrad.ad.evaluate import RuleOf, advance, evaluate, has_cond, start
 from fedgrad.ad.local import pull_basis, push_basis
 from fedgrad.ad.rules import RULES
 from fedgrad.ad.subject import Rules, Subject, is_complex, is_while
+from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import read
 from fedgrad.core.graph import Value
@@ -215,16 +216,17 @@ def _multiply(
             product = jnp.real(product)  # JAX's cotangent of a complex value: dy = Re(ct * dx)
         return sum_p.bind(product, placement=value.at) if is_client(value.at) else product
 
-    return [
-        [
-            sum(
-                (term(j, c, i) for c in range(len(crossing))),
-                start=jnp.zeros((*result.shape, *x.shape), result.dtype),
-            )
-            for i, x in enumerate(xs)
+    with promoting():
+        return [
+            [
+                sum(
+                    (term(j, c, i) for c in range(len(crossing))),
+                    start=jnp.zeros((*result.shape, *x.shape), result.dtype),
+                )
+                for i, x in enumerate(xs)
+            ]
+            for j, result in enumerate(results)
         ]
-        for j, result in enumerate(results)
-    ]
 
 
 def _replaced(inputs: list[Any], positions: Sequence[int], xs: Sequence[Any]) -> list[Any]:

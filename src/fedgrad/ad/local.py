@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.core.dtypes import promoting
 from fedgrad.core.primitives import broadcast_p, sum_p
 
 Array = jax.Array
@@ -48,7 +49,8 @@ def local_round(
         d_totals: list[Any] = [None] * len(totals)
         for (j, i), block in jacobian.items():
             block = sum_p.bind(block, placement=placement)
-            product = jnp.tensordot(block, d_sent[i], d_sent[i].ndim)
+            with promoting():
+                product = jnp.tensordot(block, d_sent[i], d_sent[i].ndim)
             d_totals[j] = _add(d_totals[j], product.astype(totals[j].dtype))
         # A client's own values can be active too (state in a loop): those tangents are its own.
         mine = [i for i, t in enumerate(d_own) if _nonzero(t)]

@@ -8,7 +8,7 @@ exported stages) shows what really crosses.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -33,8 +33,8 @@ class Aggregator:
     """
 
     name: str
-    encode: Callable[[Arrays], Arrays]
-    decode: Callable[[Arrays, Sequence[jax.ShapeDtypeStruct]], Arrays]
+    encode: Callable[[Arrays], Arrays] = field(repr=False)
+    decode: Callable[[Arrays, Sequence[jax.ShapeDtypeStruct]], Arrays] = field(repr=False)
 
     def applied(self, plan: Graph) -> Graph:
         """The same plan, in which every message is summed this way."""
@@ -76,8 +76,8 @@ class Aggregator:
         return exchange, (*decoding.equations, *named)
 
     def _equations(self, fun: Callable[[Any], Arrays], values: Sequence[Value]) -> Graph:
-        """A function of arrays as equations between values; they belong to the line of the
-        first."""
+        """A function of arrays as equations between values; they belong to the line of the first
+        that has one."""
 
         def arrays(*xs: Any) -> list[Any]:
             found = fun(list(xs))
@@ -90,7 +90,8 @@ class Aggregator:
 
         structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
         jaxpr = jax.make_jaxpr(arrays)(*structs)
-        return check(jaxpr, values, nested=True, source=values[0].origin.source)
+        source = next((v.origin.source for v in values if v.origin.source), None)
+        return check(jaxpr, values, nested=True, source=source)
 
 
 plain = Aggregator("plain", lambda values: values, lambda sums, shapes: sums)

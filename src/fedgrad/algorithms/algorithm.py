@@ -10,6 +10,7 @@ from fedgrad.algorithms.hyper import with_schedules
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.program import Executor, Program
+from fedgrad.core.types import Hyper, Params, State
 
 
 class Init(Protocol):
@@ -18,15 +19,15 @@ class Init(Protocol):
     An `Algorithm` sees to that: the function that it was made with is always given some.
     """
 
-    def __call__(self, params: Any, hyper: Any = None) -> Any: ...
+    def __call__(self, params: Params, hyper: Hyper | None = None) -> State: ...
 
 
 @dataclass(frozen=True)
 class _WithDefault:
     init: Init
-    hyper: Any
+    hyper: Hyper
 
-    def __call__(self, params: Any, hyper: Any = None) -> Any:
+    def __call__(self, params: Params, hyper: Hyper | None = None) -> State:
         return self.init(params, self.hyper if hyper is None else hyper)
 
 
@@ -52,7 +53,7 @@ class Algorithm:
 
     init: Init
     round: Program
-    hyper: Any
+    hyper: Hyper
     # (params, batch) -> one loss per example; what is minimised.
     loss: Callable[..., Any]
     # Further cohorts that `round` takes, by argument; None: from the population that is trained on.

@@ -15,13 +15,14 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import LocalTraining, as_work
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import Loss
-from fedgrad.algorithms.optimizer import apply, as_optimizer
+from fedgrad.algorithms.optimizer import apply, as_optimizer, start_of
 from fedgrad.algorithms.restarts import require_no_restart
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments, nearest
 from fedgrad.core.operations import broadcast, client_key, mean
 from fedgrad.core.placement import CLIENTS
 from fedgrad.core.program import program
+from fedgrad.core.types import Hyper, Key, Params
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +30,7 @@ from fedgrad.core.program import program
 class ServerState:
     """What the server keeps between rounds."""
 
-    params: Any
+    params: Params
     optimizer: Any
     rounds: Any = None  # how many there were, where a schedule has to know
 
@@ -87,15 +88,17 @@ def fed_opt(
     power = {"weight_exponent": 1.0} if weighting == "power" else {}
     defaults = {"server": ours.defaults, "client": work.optimizer.defaults, **power, **hyper}
 
-    def init(params: Any, hyper: Any = None) -> ServerState:
+    def init(params: Params, hyper: Hyper | None = None) -> ServerState:
         params, first = jax.tree.map(_trainable, params), names_of.at(hyper, 0)
         require_no_restart(work.optimizer.build(first["client"]), params)
         made = ours.build(first["server"])
         rounds = jnp.int32(0) if names_of.schedules(hyper) else None
-        return ServerState(params, made.init(params), rounds)
+        return ServerState(params, start_of(made, params), rounds)
 
     @program(cohort=CLIENTS)
-    def round(state: ServerState, hyper: Any, cohort: Any, key: jax.Array) -> Any:
+    def round(
+        state: ServerState, hyper: Hyper, cohort: Any, key: Key
+    ) -> tuple[ServerState, Metrics]:
         hyper = now(state, hyper)
         examples = Examples.of(cohort)
         theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
@@ -108,7 +111,7 @@ def fed_opt(
     return Algorithm(init, round, defaults, loss)
 
 
-def now(state: ServerState, hyper: Any) -> Any:
+def now(state: ServerState, hyper: Hyper) -> Hyper:
     """The hyperparameters of this round, numbers."""
     scheduled = names_of.schedules(hyper)
     if scheduled and state.rounds is None:

@@ -13,6 +13,7 @@ from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.operations import broadcast, mean
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
+from fedgrad.core.types import Params
 
 GRADIENT = Placement("gradient")
 
@@ -54,7 +55,7 @@ class GradientCohort:
         at = self.placement
 
         @program(gradient_cohort=at)
-        def gradient_loss(params: Any, gradient_cohort: Any) -> jax.Array:
+        def gradient_loss(params: Params, gradient_cohort: Any) -> jax.Array:
             data = gradient_cohort
             examples = Examples.of(data)
             own = client_loss(self.loss or loss, self.batch_size, broadcast(params, at), examples)

@@ -10,8 +10,10 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.primitives import Literal
+from fedgrad.core.types import Hyper
 
 
 @jax.tree_util.register_static
@@ -23,6 +25,11 @@ class Schedule:
     """
 
     value: Callable[[Any], Any]
+
+    def at(self, round: Any) -> Any:
+        """Its number of a round. Schedules of optax count on promotion."""
+        with promoting():
+            return self.value(round)
 
     def _is_no_number(self, *_: Any) -> NoReturn:
         raise ArgumentError.here(
@@ -39,27 +46,27 @@ class Schedule:
     __array_ufunc__ = None  # numpy leaves the operation to us
 
 
-def paths(hyper: Any) -> dict[str, Any]:
+def paths(hyper: Hyper) -> dict[str, Any]:
     """Every hyperparameter that is a number (or several), by its dotted name."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(hyper)
     return {_dotted(path): leaf for path, leaf in leaves}
 
 
-def schedules(hyper: Any) -> dict[str, Schedule]:
+def schedules(hyper: Hyper) -> dict[str, Schedule]:
     """Every hyperparameter that is a schedule, by its dotted name."""
     return {name: leaf for name, leaf in _flatten(hyper)[0].items() if _is_schedule(leaf)}
 
 
-def at(hyper: Any, round: Any) -> Any:
+def at(hyper: Hyper, round: Any) -> Hyper:
     """The hyperparameters of a round, all of them numbers; the first round is 0."""
 
     def value(leaf: Any) -> Any:
-        return leaf.value(round) if _is_schedule(leaf) else leaf
+        return leaf.at(round) if _is_schedule(leaf) else leaf
 
     return jax.tree.map(value, hyper, is_leaf=_is_schedule)
 
 
-def with_schedules(hyper: Any) -> Any:
+def with_schedules(hyper: Hyper) -> Hyper:
     """The hyperparameters with every function of the round number as a `Schedule`, checked."""
     known, _ = _flatten(hyper)
     found = {name: leaf for name, leaf in known.items() if callable(leaf)}
@@ -70,7 +77,7 @@ def depends_on_its_number(fun: Any) -> bool:
     """Whether this is a function of one whole number, to a number or a truth value that is not the
     same for all."""
     try:
-        jaxpr = jax.make_jaxpr(fun)(jax.ShapeDtypeStruct((), jnp.int32)).jaxpr
+        jaxpr = jax.make_jaxpr(Schedule(fun).at)(jax.ShapeDtypeStruct((), jnp.int32)).jaxpr
     except Exception:  # whatever a function does that was not made for a number
         return False
     if len(jaxpr.outvars) != 1 or jaxpr.outvars[0].aval.shape:
@@ -83,7 +90,7 @@ def depends_on_its_number(fun: Any) -> bool:
     return not isinstance(out, Literal) and out in reached
 
 
-def select(hyper: Any, names: str | Iterable[str]) -> list[str]:
+def select(hyper: Hyper, names: str | Iterable[str]) -> list[str]:
     """The dotted names of all leaves at or below these: `server` means all of the server's."""
     known = _flatten(hyper)[0]
     chosen: list[str] = []
@@ -108,7 +115,7 @@ def require_number(name: str, leaf: Any, done: str) -> None:
         )
 
 
-def replace(hyper: Any, values: Mapping[str, Any]) -> Any:
+def replace(hyper: Hyper, values: Mapping[str, Any]) -> Hyper:
     """The hyperparameters with some of them changed, by dotted name or nested as they are; a
     function of the round number is a schedule."""
     known, tree = _flatten(hyper)
@@ -122,7 +129,7 @@ def replace(hyper: Any, values: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(tree, new)
 
 
-def _flatten(hyper: Any) -> tuple[dict[str, Any], Any]:
+def _flatten(hyper: Hyper) -> tuple[dict[str, Any], Any]:
     leaves, tree = jax.tree_util.tree_flatten_with_path(hyper, is_leaf=_is_schedule)
     return {_dotted(path): leaf for path, leaf in leaves}, tree
 
@@ -134,7 +141,7 @@ def _is_schedule(leaf: Any) -> bool:
 def _gives_a_number(fun: Any) -> bool:
     """Whether this is a schedule: a function that gives a number for the number of a round."""
     try:
-        found = jax.eval_shape(fun, jax.ShapeDtypeStruct((), jnp.int32))
+        found = jax.eval_shape(Schedule(fun).at, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception:  # whatever a function does that was not made for the number of a round
         return False
     real = isinstance(found, jax.ShapeDtypeStruct) and not found.shape

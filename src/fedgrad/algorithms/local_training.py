@@ -10,9 +10,18 @@ import jax.numpy as jnp
 import optax
 
 from fedgrad.algorithms.objective import Loss, batch_loss, client_loss, takes_key
-from fedgrad.algorithms.optimizer import Optimizer, apply, as_optimizer, is_number, optimizer
+from fedgrad.algorithms.optimizer import (
+    Optimizer,
+    apply,
+    as_optimizer,
+    is_number,
+    optimizer,
+    start_of,
+)
 from fedgrad.clients.examples import Examples
+from fedgrad.core.dtypes import wide
 from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
+from fedgrad.core.types import Batch, Hyper, Key, Params
 
 # (params, model of the server, batch, mask, hyper, key) -> (loss, gradient)
 Gradient = Callable[[Any, Any, Any, jax.Array, Any, jax.Array | None], tuple[jax.Array, Any]]
@@ -24,7 +33,7 @@ def plain_gradient(loss: Loss) -> Gradient:
     """The gradient of the mean loss of a batch."""
 
     def gradient(
-        params: Any, start: Any, batch: Any, mask: jax.Array, hyper: Any, key: jax.Array | None
+        params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Key | None
     ) -> tuple[jax.Array, Any]:
         return jax.value_and_grad(lambda p: batch_loss(loss, p, batch, mask, key))(params)
 
@@ -71,21 +80,21 @@ class LocalTraining:
         slope = self.gradient(loss)
 
         def train(
-            start: Any, examples: Examples, hyper: Any, key: jax.Array
+            start: Params, examples: Examples, hyper: Hyper, key: Key
         ) -> tuple[Any, jax.Array]:
             made = self.optimizer.build(hyper["client"])
             order, noise = jax.random.split(key)
 
-            def step(carry: Any, batch: Any, mask: jax.Array) -> Any:
+            def step(carry: Any, batch: Batch, mask: jax.Array) -> Any:
                 params, state, total, seen, i = carry
                 fresh = jax.random.fold_in(noise, i) if takes_key(loss) else None
                 value, g = slope(params, start, batch, mask, hyper, fresh)
                 params, state = apply(made, g, state, params)
                 here = jnp.sum(mask).astype(total.dtype)
-                return params, state, total + (value * here).astype(total.dtype), seen + here, i + 1
+                return params, state, total + value.astype(total.dtype) * here, seen + here, i + 1
 
-            zero = jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(start)))
-            carry = (start, made.init(start), zero, zero, jnp.int32(0))
+            zero = jnp.zeros((), wide(start))
+            carry = (start, start_of(made, start), zero, zero, jnp.int32(0))
             ordered = order if self.shuffle else None
             end, _, total, seen, _ = examples.fold(
                 step, carry, self.batch_size, self.epochs or 1, ordered, self.steps
@@ -110,7 +119,7 @@ class WholeGradient:
         require_whole("batch_size", self.batch_size)
 
         def train(
-            start: Any, examples: Examples, hyper: Any, key: jax.Array
+            start: Params, examples: Examples, hyper: Hyper, key: Key
         ) -> tuple[Any, jax.Array]:
             value, slope = jax.value_and_grad(
                 lambda params: client_loss(loss, self.batch_size, params, examples, key)

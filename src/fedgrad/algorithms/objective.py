@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.clients.examples import Examples
+from fedgrad.core.dtypes import wide
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.types import Batch, Key, Params
 
 Loss = Callable[..., Any]  # (params, batch) or (params, batch, key) -> one loss per example
 
@@ -19,7 +21,7 @@ def takes_key(loss: Loss) -> bool:
     return "key" in inspect.signature(loss).parameters
 
 
-def per_example(loss: Loss, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
+def per_example(loss: Loss, params: Params, batch: Batch, key: Key | None = None) -> jax.Array:
     """One loss per example. A loss that gives one number is applied to one example at a time."""
     rows = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(batch)}
     size = rows.pop()
@@ -40,7 +42,7 @@ def per_example(loss: Loss, params: Any, batch: Any, key: jax.Array | None = Non
 
 
 def batch_loss(
-    loss: Loss, params: Any, batch: Any, mask: jax.Array, key: jax.Array | None = None
+    loss: Loss, params: Params, batch: Batch, mask: jax.Array, key: Key | None = None
 ) -> jax.Array:
     """The mean loss of those examples of a batch that exist."""
     losses = per_example(loss, params, batch, key)
@@ -48,7 +50,7 @@ def batch_loss(
 
 
 def client_loss(
-    loss: Loss, batch_size: int, params: Any, examples: Examples, key: jax.Array | None = None
+    loss: Loss, batch_size: int, params: Params, examples: Examples, key: Key | None = None
 ) -> jax.Array:
     """The mean loss of a client, batch by batch; its derivative is by `params`.
 
@@ -57,7 +59,7 @@ def client_loss(
     a new key for every batch, made of `key`; without one, the same ones each time.
     """
 
-    def total(params: Any, batch: Any, mask: jax.Array, key: jax.Array, i: jax.Array) -> jax.Array:
+    def total(params: Params, batch: Batch, mask: jax.Array, key: Key, i: jax.Array) -> jax.Array:
         fresh = jax.random.fold_in(key, i) if takes_key(loss) else None
         losses = per_example(loss, params, batch, fresh)
         return jnp.sum(jnp.where(mask, losses, 0))
@@ -65,16 +67,16 @@ def client_loss(
     def summed(fun: Callable[..., Any], like: Any, primals: Any) -> Any:
         params, examples, key = primals
 
-        def step(carry: Any, batch: Any, mask: jax.Array) -> Any:
+        def step(carry: Any, batch: Batch, mask: jax.Array) -> Any:
             i, sums = carry
             new = fun(params, batch, mask, key, i)
             return i + 1, jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, new)
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), _wide(x)), like)
+        zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), wide(x)), like)
         return examples.fold(step, (jnp.int32(0), zeros), batch_size)[1]
 
     @jax.custom_jvp
-    def mean(params: Any, examples: Examples, key: jax.Array) -> jax.Array:
+    def mean(params: Params, examples: Examples, key: Key) -> jax.Array:
         sums = summed(total, _zero(params), (params, examples, key))
         return sums / examples.count.astype(sums.dtype)
 
@@ -87,7 +89,7 @@ def client_loss(
         moves = jax.tree.leaves(tangents[0], is_leaf=_is_zero)
         for g, t in zip(jax.tree.leaves(gradients), moves, strict=True):
             if not _is_zero(t):
-                slope = slope + jnp.sum(g * t).astype(sums.dtype)
+                slope = slope + jnp.sum(g * t.astype(g.dtype)).astype(sums.dtype)
         return sums / count, slope / count
 
     return mean(params, examples, jax.random.key(0) if key is None else key)
@@ -97,10 +99,5 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, jax.custom_derivatives.SymbolicZero)
 
 
-def _wide(*arrays: Any) -> Any:
-    """What to add up many of them in: nothing narrower than float32."""
-    return jnp.result_type(jnp.float32, *arrays)
-
-
-def _zero(params: Any) -> jax.Array:
-    return jnp.zeros((), _wide(*jax.tree.leaves(params)))
+def _zero(params: Params) -> jax.Array:
+    return jnp.zeros((), wide(params))

@@ -14,6 +14,7 @@ import optax
 
 from fedgrad.algorithms.hyper import at, with_schedules
 from fedgrad.algorithms.parametrization import DEFAULT_BOUNDS
+from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import ArgumentError, nearest
 
 
@@ -94,6 +95,12 @@ def as_optimizer(found: Any, what: str, others: str = "") -> Optimizer:
     )
 
 
+def start_of(made: optax.GradientTransformation, params: Any) -> Any:
+    """The first state of an optimizer."""
+    with promoting():
+        return made.init(params)
+
+
 def apply(
     made: optax.GradientTransformationExtraArgs,
     gradient: Any,
@@ -102,8 +109,9 @@ def apply(
     **extra: Any,
 ) -> tuple[Any, Any]:
     """One step: (params, state), both of the dtypes that they had."""
-    updates, new = made.update(gradient, state, params, **extra)
-    params = optax.apply_updates(params, updates)
+    with promoting():
+        updates, new = made.update(gradient, state, params, **extra)
+        params = optax.apply_updates(params, updates)
     return params, jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, state)
 
 

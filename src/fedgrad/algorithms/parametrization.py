@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
+from fedgrad.core.dtypes import common
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.types import Hyper
 
 Bounds = tuple[float, float]
 
@@ -43,7 +45,7 @@ class Form:
 
     def raw(self, value: Any) -> Any:
         """The number that is learned, inside of the bounds."""
-        value = jnp.asarray(value, jnp.result_type(float, value))
+        value = jnp.asarray(value, common(float, value))
         known = not isinstance(value, jax.core.Tracer)
         if self.kind == "log" and known and not jnp.all(value > 0):
             raise ArgumentError.here(
@@ -111,7 +113,7 @@ RAW: dict[str, Callable[[Any, Bounds], Any]] = {
 }
 
 
-def learned(hyper: Any, learn: str | Iterable[str] | Mapping[str, Form]) -> dict[str, Form]:
+def learned(hyper: Hyper, learn: str | Iterable[str] | Mapping[str, Form]) -> dict[str, Form]:
     """What is learned, by dotted name, with its form and bounds checked."""
     if not isinstance(learn, Mapping):
         learn = dict.fromkeys([learn] if isinstance(learn, str) else learn, linear())

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedgrad.algorithms.hyper import depends_on_its_number
+from fedgrad.algorithms.optimizer import start_of
 from fedgrad.core.errors import ArgumentError
 
 
@@ -20,7 +21,7 @@ def require_no_restart(made: optax.GradientTransformation, params: Any) -> None:
     sake (a bias correction) and for a schedule alike; then what the optimizer was given tells: a
     function of one number whose value depends on it. One that is always the same can restart.
     """
-    state = jax.eval_shape(made.init, params)
+    state = jax.eval_shape(lambda p: start_of(made, p), params)
     counts, what = _counts(), ""
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, counts))
     if not any(isinstance(node, counts) for node in nodes):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.parametrization import Form
+from fedgrad.core.dtypes import promoting
 
 
 def guarded(
@@ -41,7 +42,8 @@ def guarded(
 def ran_away(loss: jax.Array, first: jax.Array, times: float) -> jax.Array:
     """Whether a loss is not finite, or above the first one by so many times its size."""
     size = jnp.maximum(jnp.abs(first), 1)  # it may be negative, or 0 by chance
-    return ~jnp.isfinite(loss) | (loss > first + times * size)
+    with promoting():
+        return ~jnp.isfinite(loss) | (loss > first + times * size)
 
 
 def _finite(tree: Any) -> jax.Array:

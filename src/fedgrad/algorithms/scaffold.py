@@ -14,10 +14,12 @@ from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.clients.examples import Examples
+from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.operations import broadcast, client_key, mean, sum
 from fedgrad.core.placement import CLIENTS
 from fedgrad.core.program import program
+from fedgrad.core.types import Batch, Hyper, Key, Params
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +31,7 @@ class ScaffoldState:
     control: Any
 
     @property
-    def params(self) -> Any:
+    def params(self) -> Params:
         """The model."""
         return self.server.params
 
@@ -57,7 +59,7 @@ def scaffold(
         plain = plain_gradient(loss)
 
         def gradient(
-            params: Any, start: Any, batch: Any, mask: jax.Array, hyper: Any, key: Any
+            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Any
         ) -> tuple[jax.Array, Any]:
             value, slope = plain(params, start, batch, mask, hyper, key)
             return value, jax.tree.map(jnp.add, slope, hyper["correction"])
@@ -69,18 +71,18 @@ def scaffold(
     train, ours = work.training(loss), optimizer(optax.sgd, learning_rate=server_learning_rate)
     plain = fed_opt(loss, server=ours, client=work, weighting=weighting)
 
-    def init(params: Any, hyper: Any = None) -> ScaffoldState:
+    def init(params: Params, hyper: Hyper | None = None) -> ScaffoldState:
         server = plain.init(params, hyper)
         return ScaffoldState(server, jax.tree.map(jnp.zeros_like, server.params))
 
-    def client_init(params: Any, clients: int) -> ScaffoldClient:
+    def client_init(params: Params, clients: int) -> ScaffoldClient:
         zeros = jax.tree.map(lambda leaf: jnp.zeros_like(jnp.asarray(leaf)), params)
         return ScaffoldClient(zeros, jnp.asarray(1 / clients, jnp.float32))
 
     @program(cohort=CLIENTS, client_state=CLIENTS)
     def round(
-        state: ScaffoldState, hyper: Any, cohort: Any, key: jax.Array, client_state: ScaffoldClient
-    ) -> Any:
+        state: ScaffoldState, hyper: Hyper, cohort: Any, key: Key, client_state: ScaffoldClient
+    ) -> tuple[ScaffoldState, Metrics, ScaffoldClient]:
         hyper = now(state.server, hyper)
         examples = Examples.of(cohort)
         theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
@@ -92,15 +94,18 @@ def scaffold(
             client_key(key),
         )
         steps = work.steps_of(examples)
-        slope = jax.tree.map(
-            lambda rate, part: jax.tree.map(lambda u: (u / (steps * rate)).astype(u.dtype), part),
-            theirs["client"]["learning_rate"],
-            update,
-        )
-        control, share = jax.tree.map(jnp.subtract, slope, correction), client_state.share
-        moved = jax.tree.map(
-            lambda new, old: ((new - old) * share).astype(old.dtype), control, client_state.control
-        )
+        with promoting():
+            slope = jax.tree.map(
+                lambda rate, part: jax.tree.map(
+                    lambda u: (u / (steps * rate)).astype(u.dtype), part
+                ),
+                theirs["client"]["learning_rate"],
+                update,
+            )
+            control, share = jax.tree.map(jnp.subtract, slope, correction), client_state.share
+            moved = jax.tree.map(
+                lambda a, old: ((a - old) * share).astype(old.dtype), control, client_state.control
+            )
         sent = {"update": update, "loss": value}
         got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
         server = state.server.step(ours.build(hyper["server"]), got["update"])

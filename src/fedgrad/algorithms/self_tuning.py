@@ -24,12 +24,15 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.effect import require_effect
 from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.metrics import Metrics, require_metrics
+from fedgrad.algorithms.optimizer import apply
 from fedgrad.algorithms.parametrization import Form, learned
 from fedgrad.algorithms.safeguards import choose, guarded, ran_away
 from fedgrad.clients.population import Population
+from fedgrad.core.dtypes import common, promoting
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.program import Program, program
+from fedgrad.core.types import Hyper, Key, Params
 
 
 @jax.tree_util.register_dataclass
@@ -47,7 +50,7 @@ class TunedState:
     rejected: jax.Array  # how often the guard had to step in
 
     @property
-    def params(self) -> Any:
+    def params(self) -> Params:
         """The model."""
         return self.inner.params
 
@@ -93,11 +96,11 @@ def self_tuning(
         judges = GradientCohort(judges)
     loss, same = judges.program(algorithm.loss), not judges.cohorts
 
-    def train(raw: dict[str, Any], state: TunedState, hyper: Any, cohort: Any, key: Any) -> Any:
+    def train(raw: dict[str, Any], state: TunedState, hyper: Hyper, cohort: Any, key: Key) -> Any:
         used = names_of.replace(hyper, {n: wanted[n].value(raw[n]) for n in names})
         return algorithm.round(state.inner, used, cohort, key)
 
-    def checked(state: TunedState, hyper: Any, cohort: Any, key: jax.Array, more: Any) -> Any:
+    def checked(state: TunedState, hyper: Hyper, cohort: Any, key: Key, more: Any) -> Any:
         def model(raw: dict[str, Any]) -> Any:
             return train(raw, state, hyper, cohort, key)[0].params
 
@@ -106,7 +109,7 @@ def self_tuning(
 
     step = steps[schedule](train, loss, judges.placement, mode)
 
-    def init(params: Any, hyper: Any = None) -> TunedState:
+    def init(params: Params, hyper: Hyper | None = None) -> TunedState:
         names_of.select(hyper, names)  # which of them are schedules may be other than above
         values = names_of.paths(hyper)
         inner = algorithm.init(params, hyper)
@@ -115,7 +118,7 @@ def self_tuning(
         def nothing(n: str) -> Any:
             """No derivative of the model by the hyperparameter n."""
             return jax.tree.map(
-                lambda leaf: jnp.zeros((*leaf.shape, *raw[n].shape), jnp.result_type(leaf, raw[n])),
+                lambda leaf: jnp.zeros((*leaf.shape, *raw[n].shape), common(leaf, raw[n])),
                 inner.params,
             )
 
@@ -129,8 +132,7 @@ def self_tuning(
         """The next state, from what a round found out."""
         inner, metrics, gradient_loss, gradient, sensitivity = outcome
         metrics = require_metrics(metrics)
-        updates, kept = optimizer.update(gradient, state.optimizer, state.learned)
-        moved = optax.apply_updates(state.learned, updates)
+        moved, kept = apply(optimizer, gradient, state.optimizer, state.learned)
         moved = {n: wanted[n].project(moved[n]) for n in names}
         # The first parallel round has nothing to chain its gradient with.
         ready = (state.rounds > 0) | (schedule == "serial")
@@ -144,8 +146,8 @@ def self_tuning(
             jnp.where(
                 jnp.isfinite(state.first_loss),
                 state.first_loss,
-                gradient_loss if judges.loss or metrics.loss is None else metrics.loss,
-            ).astype(jnp.float32),
+                jnp.float32(gradient_loss if judges.loss or metrics.loss is None else metrics.loss),
+            ),
             state.rounds + 1,
             state.rejected,
         )
@@ -162,12 +164,14 @@ def self_tuning(
             rejected=rejected,
         )
 
-    def same_round(state: TunedState, hyper: Any, cohort: Any, key: jax.Array) -> Any:
+    def same_round(
+        state: TunedState, hyper: Hyper, cohort: Any, key: Key
+    ) -> tuple[TunedState, Metrics]:
         return follow(state, checked(state, hyper, cohort, key, cohort))
 
     def fresh_round(
-        state: TunedState, hyper: Any, cohort: Any, key: jax.Array, gradient_cohort: Any
-    ) -> Any:
+        state: TunedState, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any
+    ) -> tuple[TunedState, Metrics]:
         return follow(state, checked(state, hyper, cohort, key, gradient_cohort))
 
     fun = same_round if same else fresh_round
@@ -183,7 +187,7 @@ Step = Callable[[TunedState, Any, Any, jax.Array, Any], Any]
 
 def _serial(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) -> Step:
     def outcome(
-        raw: Any, state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any
+        raw: Any, state: TunedState, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any
     ) -> Any:
         inner, metrics = train(raw, state, hyper, cohort, key)
         return loss(inner.params, gradient_cohort), (inner, metrics)
@@ -191,7 +195,7 @@ def _serial(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) ->
     placed = program(outcome, cohort=CLIENTS, gradient_cohort=at)
     derived = value_and_grad(placed, "raw", mode, has_aux=True)
 
-    def step(state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any) -> Any:
+    def step(state: TunedState, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any) -> Any:
         (value, (inner, metrics)), gradient = derived(
             state.learned, state, hyper, cohort, key, gradient_cohort
         )
@@ -201,14 +205,14 @@ def _serial(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) ->
 
 
 def _parallel(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) -> Step:
-    def trained(raw: Any, state: TunedState, hyper: Any, cohort: Any, key: Any) -> Any:
+    def trained(raw: Any, state: TunedState, hyper: Hyper, cohort: Any, key: Key) -> Any:
         inner, metrics = train(raw, state, hyper, cohort, key)
         return inner.params, (inner, metrics)
 
     derived = jacobian(program(trained, cohort=CLIENTS), "raw", mode, has_aux=True)
     slope = value_and_grad(loss, "params", mode)
 
-    def step(state: TunedState, hyper: Any, cohort: Any, key: Any, gradient_cohort: Any) -> Any:
+    def step(state: TunedState, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any) -> Any:
         sensitivity, (inner, metrics) = derived(state.learned, state, hyper, cohort, key)
         value, gradient = slope(state.params, gradient_cohort)
         chained = {n: _chain(gradient, state.sensitivity[n]) for n in state.learned}
@@ -225,5 +229,6 @@ def _parallel(train: Any, loss: Program, at: Placement, mode: Mode | CostModel) 
 
 def _chain(gradient: Any, sensitivity: Any) -> Any:
     """<g, S>: the derivative by a hyperparameter, of its shape."""
-    parts = jax.tree.map(lambda g, s: jnp.tensordot(g, s, axes=g.ndim), gradient, sensitivity)
-    return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])
+    with promoting():
+        parts = jax.tree.map(lambda g, s: jnp.tensordot(g, s, axes=g.ndim), gradient, sensitivity)
+        return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])

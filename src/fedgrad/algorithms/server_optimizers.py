@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedgrad.core.dtypes import wide
+
 # (v, squared update, b2) -> v: how the second moment is followed.
 SECOND_MOMENTS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "adagrad": lambda v, square, b2: v + square,
@@ -95,8 +97,7 @@ def _follow_product(
     """
 
     def init(params: Any) -> FollowedState:
-        dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(params))
-        return FollowedState(jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
+        return FollowedState(jnp.zeros((), wide(params)), jax.tree.map(jnp.zeros_like, params))
 
     def update(updates: Any, state: FollowedState, params: Any = None) -> tuple[Any, FollowedState]:
         moved = follow(state.moved, _dot(updates, state.previous))
@@ -107,5 +108,5 @@ def _follow_product(
 
 
 def _dot(a: Any, b: Any) -> jax.Array:
-    products = jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)
-    return sum(jax.tree.leaves(products), start=jnp.zeros(()))
+    products = jax.tree.map(lambda x, y: jnp.sum(x * y).astype(wide(a)), a, b)
+    return sum(jax.tree.leaves(products), start=jnp.zeros((), wide(a)))

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.program import Program
+from fedgrad.core.types import Hyper, Params, State
 
 
-def side_by_side(algorithm: Algorithm, hyper: Any = None) -> Algorithm:
+def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
     """An algorithm that runs trials with different hyperparameters together.
 
     Those leaves of `hyper` that differ are vectors with one entry for each trial, the others are
@@ -21,12 +22,12 @@ def side_by_side(algorithm: Algorithm, hyper: Any = None) -> Algorithm:
     algorithm.require_stateless_clients("side_by_side")
     stacked = algorithm.hyper if hyper is None else hyper
 
-    def init(params: Any, hyper: Any = None) -> Any:
+    def init(params: Params, hyper: Hyper | None = None) -> Any:
         n = _trials(hyper)
         one = jax.vmap(lambda h: algorithm.init(params, h), in_axes=(_axes(hyper),), axis_size=n)
         return one(hyper)
 
-    def round(state: Any, hyper: Any, *args: Any, **more: Any) -> Any:
+    def round(state: State, hyper: Hyper, *args: Any, **more: Any) -> Any:
         each = jax.vmap(
             lambda s, h: algorithm.round(s, h, *args, **more), in_axes=(0, _axes(hyper))
         )
@@ -42,11 +43,11 @@ def side_by_side(algorithm: Algorithm, hyper: Any = None) -> Algorithm:
     return replace(algorithm, init=init, round=together, hyper=stacked)
 
 
-def _axes(hyper: Any) -> Any:
+def _axes(hyper: Hyper) -> Any:
     return jax.tree.map(lambda leaf: 0 if jnp.ndim(leaf) else None, hyper)
 
 
-def _trials(hyper: Any) -> int:
+def _trials(hyper: Hyper) -> int:
     sizes = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(hyper) if jnp.ndim(leaf)}
     if len(sizes) != 1:
         raise ArgumentError.here(

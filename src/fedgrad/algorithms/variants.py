@@ -18,7 +18,9 @@ from fedgrad.algorithms.local_training import (
 from fedgrad.algorithms.objective import Loss, batch_loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.algorithms.scaffold import scaffold
+from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import known_arguments
+from fedgrad.core.types import Batch, Hyper, Params
 
 variant = known_arguments(BELONGS_TO_LOCAL_TRAINING)
 
@@ -118,13 +120,14 @@ def fed_prox(
         plain = plain_gradient(loss)
 
         def gradient(
-            params: Any, start: Any, batch: Any, mask: jax.Array, hyper: Any, key: Any
+            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Any
         ) -> tuple[jax.Array, Any]:
             value, slope = plain(params, start, batch, mask, hyper, key)
             weight = hyper["proximal_weight"]
-            return value, jax.tree.map(
-                lambda g, w, w0: (g + weight * (w - w0)).astype(g.dtype), slope, params, start
-            )
+            with promoting():
+                return value, jax.tree.map(
+                    lambda g, w, w0: (g + weight * (w - w0)).astype(g.dtype), slope, params, start
+                )
 
         return gradient
 
@@ -150,7 +153,7 @@ def per_fed_avg(
 
     def adapted(loss: Loss) -> Gradient:
         def gradient(
-            params: Any, start: Any, batch: Any, mask: jax.Array, hyper: Any, key: Any
+            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Any
         ) -> tuple[jax.Array, Any]:
             def after(w: Any) -> jax.Array:
                 slope = jax.grad(lambda w: batch_loss(loss, w, batch, mask, key))(w)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedgrad.clients.padding import padded
 from fedgrad.clients.shuffle import permuted
+from fedgrad.core.types import Batch, Key
 
 Carry = TypeVar("Carry")
 
@@ -37,16 +38,18 @@ class Examples:
         store = jax.tree.map(lambda x: padded([jnp.asarray(x)], 2 * count), arrays)
         return cls(store, jnp.int32(0), jnp.int32(count), count)
 
-    def take(self, indices: jax.Array) -> Any:
+    def take(self, indices: jax.Array) -> Batch:
         """The examples at these indices; an index past the end gives the last example."""
-        rows = self.offset + jnp.clip(indices, 0, self.count - 1)
+        rows = self.offset + jnp.clip(jnp.asarray(indices, jnp.int32), 0, self.count - 1)
         return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), self.store)
 
-    def batch(self, start: Any, size: int) -> tuple[Any, jax.Array]:
+    def batch(self, start: Any, size: int) -> tuple[Batch, jax.Array]:
         """Examples start ... start + size - 1, and which of them exist (others are arbitrary)."""
-        mask = start + jnp.arange(size) < self.count
+        start = jnp.asarray(start, jnp.int32)
+        places = start + jnp.arange(size, dtype=jnp.int32)
+        mask = places < self.count
         if size > self.capacity:
-            return self.take(start + jnp.arange(size)), mask
+            return self.take(places), mask
         # The store has `capacity` spare rows at its end, so that a slice is never shifted back.
         begin = self.offset + start
         rows = jax.tree.map(
@@ -54,19 +57,20 @@ class Examples:
         )
         return rows, mask
 
-    def shuffled(self, key: jax.Array, indices: jax.Array | None = None) -> jax.Array:
+    def shuffled(self, key: Key, indices: jax.Array | None = None) -> jax.Array:
         """These places (by default all) of a random order of the indices 0 ... count - 1, which is
         followed by those that do not exist. Asking for a few places costs only a few."""
         places = jnp.arange(self.capacity) if indices is None else indices
+        places = jnp.asarray(places, jnp.int32)
         return jnp.where(places < self.count, permuted(key, self.count, places), places)
 
     def fold(
         self,
-        step: Callable[[Carry, Any, jax.Array], Carry],
+        step: Callable[[Carry, Batch, jax.Array], Carry],
         carry: Carry,
         batch_size: int,
         epochs: int = 1,
-        key: jax.Array | None = None,
+        key: Key | None = None,
         steps: int | None = None,
     ) -> Carry:
         """`carry = step(carry, batch, mask)` over this client's batches, in data order or shuffled.
@@ -79,12 +83,12 @@ class Examples:
         batches = -(-self.count // batch_size)
         most = -(-self.capacity // batch_size)
 
-        def take(i: jax.Array) -> tuple[Any, jax.Array]:
+        def take(i: jax.Array) -> tuple[Batch, jax.Array]:
             epoch, start = i // batches, i % batches * batch_size
             if key is None:
                 return self.batch(start, batch_size)
             now = key if epochs == 1 or steps is not None else jax.random.fold_in(key, epoch)
-            places = start + jnp.arange(batch_size)
+            places = start + jnp.arange(batch_size, dtype=jnp.int32)
             return self.take(self.shuffled(now, places)), places < self.count
 
         if steps is not None:

@@ -13,6 +13,7 @@ from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.padding import padded
 from fedgrad.clients.population import Population, Stored
 from fedgrad.core.errors import CohortError
+from fedgrad.core.types import Key
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +37,7 @@ class InMemory(Stored):
             offsets, counts = self.offsets, self.counts
         return replace(self.everyone, offset=offsets[index], count=counts[index], index=index)
 
-    def draws(self, key: jax.Array, size: int, role: str = "cohort") -> Callable[[int], Any]:
+    def draws(self, key: Key, size: int, role: str = "cohort") -> Callable[[int], Any]:
         """The cohorts of several rounds are put on the devices together."""
         words, _ = sampling.read_key(key)
         put = sampling.placing(self.sharding)

@@ -15,6 +15,7 @@ from fedgrad.clients.cohort import Cohort
 from fedgrad.core.arguments import ClientData, Seen
 from fedgrad.core.errors import CohortError
 from fedgrad.core.program import Executor
+from fedgrad.core.types import Key
 
 
 class Population(ClientData):
@@ -41,7 +42,7 @@ class Population(ClientData):
         """The cohort of all clients."""
         return self.select(np.arange(len(self)))
 
-    def indices(self, key: jax.Array, size: int, round: int = 1, role: str = "cohort") -> Any:
+    def indices(self, key: Key, size: int, round: int = 1, role: str = "cohort") -> Any:
         """Which clients `sample` draws."""
         if not 1 <= size <= len(self):
             raise CohortError.here(
@@ -49,7 +50,7 @@ class Population(ClientData):
             )
         return sampling.chosen(key, len(self), size, round, role)
 
-    def sample(self, key: jax.Array, size: int, round: int = 1, role: str = "cohort") -> Any:
+    def sample(self, key: Key, size: int, round: int = 1, role: str = "cohort") -> Any:
         """A cohort of `size` different clients, drawn uniformly.
 
         It is the cohort that `fg.fit` with this key and size trains on in this round. `role`: the
@@ -60,7 +61,7 @@ class Population(ClientData):
         # Whoever made the cohort may have numbered its clients anew.
         return replace(cohort, index=index) if isinstance(cohort, Cohort) else cohort
 
-    def draws(self, key: jax.Array, size: int, role: str = "cohort") -> Callable[[int], Any]:
+    def draws(self, key: Key, size: int, role: str = "cohort") -> Callable[[int], Any]:
         """`sample` as a function of the round, for many rounds."""
         return lambda round: self.sample(key, size, round, role)
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.types import Key
 
 # Rounds whose randomness is made together: the less often, the cheaper. With another number the
 # same key gives other cohorts.
@@ -25,7 +26,7 @@ T = TypeVar("T")
 Words = tuple[int, ...]  # the numbers in a key
 
 
-def chosen(key: Any, there: int, wanted: int, round: int, role: str) -> Any:
+def chosen(key: Key, there: int, wanted: int, round: int, role: str) -> Any:
     """Which clients of so many take part in a round, as a vector; within jit too.
 
     `role`: the argument of the round that they are chosen for.
@@ -53,7 +54,7 @@ def positions(words: Words, round: int, role: str, there: int, wanted: int) -> n
     return np.asarray(picks, np.int32)
 
 
-def round_keys(key: Any, sharding: Any = None) -> Callable[[int], jax.Array]:
+def round_keys(key: Key, sharding: Any = None) -> Callable[[int], jax.Array]:
     """A function that gives the key of a round."""
     words, wrap = read_key(key)
     put = _wrapping(wrap, sharding)
@@ -81,7 +82,7 @@ def placing(sharding: Any) -> Callable[[Any], Any]:
     return jax.jit(lambda tree: tree, out_shardings=sharding)
 
 
-def read_key(key: Any) -> tuple[Words, Callable[[Any], jax.Array]]:
+def read_key(key: jax.Array) -> tuple[Words, Callable[[Any], jax.Array]]:
     """The numbers in a key, and how to make a key of the same kind from numbers."""
     if _is_typed(key):
         data = np.asarray(jax.random.key_data(key))
@@ -99,7 +100,7 @@ def read_key(key: Any) -> tuple[Words, Callable[[Any], jax.Array]]:
     return tuple(data.tolist()), wrap
 
 
-def _is_typed(key: Any) -> bool:
+def _is_typed(key: jax.Array) -> bool:
     return isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
 
 

@@ -6,10 +6,12 @@ Sorting random numbers would cost as much for every client as for the largest.
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.types import Key
+
 ROUNDS = 16
 
 
-def permuted(key: jax.Array, count: jax.Array, places: jax.Array) -> jax.Array:
+def permuted(key: Key, count: jax.Array, places: jax.Array) -> jax.Array:
     """Where a random permutation of 0 ... count - 1 sends these places.
 
     "Swap or not" (Hoang, Morris and Rogaway 2012): in each round a random pivot pairs every place

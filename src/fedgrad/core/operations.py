@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.dtypes import common
 from fedgrad.core.errors import ArgumentError, PlacementError
 from fedgrad.core.placement import CLIENTS, Placement
 from fedgrad.core.primitives import (
@@ -15,6 +16,7 @@ from fedgrad.core.primitives import (
     source_p,
     sum_p,
 )
+from fedgrad.core.types import Key
 
 
 def broadcast(x: Any, at: Placement = CLIENTS) -> Any:
@@ -56,7 +58,7 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
         )
     if jnp.issubdtype(weights.dtype, jnp.inexact):
         weights = _floating(weights)
-    counts = weights != 0
+    counts = weights != (False if weights.dtype == jnp.bool_ else 0)
     if jnp.issubdtype(weights.dtype, jnp.inexact):
         weights = source_p.bind(weights, counts)  # it may depend on what it weighs
     total = sum(weights, at)
@@ -71,7 +73,7 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
     return _ratios(x, sums, total, empty, by_zero=True)
 
 
-def client_key(key: jax.Array, at: Placement = CLIENTS) -> jax.Array:
+def client_key(key: Key, at: Placement = CLIENTS) -> Key:
     """Each client's own PRNG key, from one key of the server: the same key is sent to all.
 
     The client folds in its own index. In a cohort sampled from a population that is the client's
@@ -139,7 +141,7 @@ def _weighted_dtype(leaf: jax.Array, weights: jax.Array) -> Any:
     if not jnp.issubdtype(weights.dtype, jnp.complexfloating):
         return leaf.dtype
     floating = jnp.issubdtype(leaf.dtype, jnp.inexact)
-    return jnp.result_type(leaf.dtype, jnp.complex64) if floating else weights.dtype
+    return common(leaf.dtype, jnp.complex64) if floating else weights.dtype
 
 
 def _ratios(x: Any, sums: Any, count: jax.Array, empty: float, by_zero: bool = False) -> Any:

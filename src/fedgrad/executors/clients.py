@@ -78,7 +78,7 @@ def map_sum(
         i, totals = carry
         start = jnp.minimum(i * chunk, n - chunk)
         # The last chunk is moved back to be full; the clients it repeats are left out of its sum.
-        now = start + jnp.arange(chunk) >= i * chunk if n % chunk else None
+        now = start + jnp.arange(chunk, dtype=jnp.int32) >= i * chunk if n % chunk else None
         if counts is not None:
             here = jax.lax.dynamic_slice_in_dim(counts, start, chunk)
             now = here if now is None else here & now

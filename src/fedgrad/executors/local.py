@@ -7,7 +7,7 @@ local devices, each takes its share of the clients.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ class Local:
 
     chunk: int | None = None
     devices: int | None = None
-    aggregator: Aggregator = plain
+    aggregator: Aggregator = field(default=plain, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("chunk", "devices"):

@@ -35,7 +35,7 @@ class Mesh:
     mesh: jax.sharding.Mesh | None = None
     axis: str = "clients"
     chunk: int | None = None
-    aggregator: Aggregator = plain
+    aggregator: Aggregator = dataclasses.field(default=plain, repr=False)
 
     def __post_init__(self) -> None:
         require_positive("mesh", "chunk", self.chunk)

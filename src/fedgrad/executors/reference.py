@@ -4,7 +4,7 @@ It is slow and it is meant to be read. Every other executor is tested against it
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ class Reference:
 
     observe: Observer | None = None
     recompute: bool = False
-    aggregator: Aggregator = plain
+    aggregator: Aggregator = field(default=plain, repr=False)
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
         """The program as a function of its arguments by name."""

@@ -38,7 +38,7 @@ class Seats:
         if self.client is not None:
             return self.spread(whole(x, self.devices)[self.client])
         if self.count != self.clients:
-            last = jnp.minimum(jnp.arange(self.count), self.clients - 1)
+            last = jnp.minimum(jnp.arange(self.count, dtype=jnp.int32), self.clients - 1)
             return self.spread(whole(x, self.devices)[last])
         return x
 
@@ -85,13 +85,13 @@ def dealt(clients: int, sizes: Array | None, devices: Devices | None, may_move: 
         return Seats(clients, clients, client=None if sizes is None else jnp.argsort(-sizes))
     count = -(-clients // devices.count) * devices.count
     if sizes is None:
-        taken = None if count == clients else jnp.arange(count) < clients
+        taken = None if count == clients else jnp.arange(count, dtype=jnp.int32) < clients
         return Seats(clients, count, devices, taken=taken)
     if not may_move and count == clients:
         order = devices.own_rows(lambda size: jnp.argsort(-size), sizes)
         return Seats(clients, count, devices, order, stay=True)
     by_size = jnp.argsort(-jax.lax.with_sharding_constraint(sizes, devices.whole))
-    card = jnp.arange(count).reshape(-1, devices.count).T.reshape(-1)
+    card = jnp.arange(count, dtype=jnp.int32).reshape(-1, devices.count).T.reshape(-1)
     taken = None if count == clients else card < clients
     return Seats(clients, count, devices, by_size[jnp.minimum(card, clients - 1)], taken)
 
@@ -110,5 +110,5 @@ def at_home(arguments: list[Any]) -> Seats | None:
     client = jnp.asarray(home.client)
     taken = client >= 0
     # In an empty seat sits the smallest client, with what is there of other clients' examples.
-    chosen = jnp.where(taken, client, jnp.argmin(home.count))
+    chosen = jnp.where(taken, client, jnp.argmin(home.count).astype(client.dtype))
     return Seats(len(home), len(client), home.devices, chosen, taken, own_stores=True)

@@ -3,10 +3,11 @@ regression."""
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from fedgrad.core.types import Batch, Key, Params
 
 
 def zeros(sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
@@ -17,7 +18,7 @@ def zeros(sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
     ]
 
 
-def random(key: jax.Array, sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
+def random(key: Key, sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
     """Layers of these sizes, weights normal with variance 2 / inputs (He et al.), biases zero."""
     keys = jax.random.split(key, len(sizes) - 1)
     return [
@@ -30,21 +31,26 @@ def random(key: jax.Array, sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
     ]
 
 
-def logits(params: Any, x: jax.Array) -> jax.Array:
+def logits(params: Params, x: jax.Array) -> jax.Array:
     """Scores of the classes, one row per example."""
     *hidden, last = params
     for layer in hidden:
-        x = jax.nn.relu(x @ layer["weights"] + layer["bias"])
-    return x @ last["weights"] + last["bias"]
+        x = jax.nn.relu(_affine(layer, x))
+    return _affine(last, x)
 
 
-def cross_entropy(params: Any, batch: Any) -> jax.Array:
+def cross_entropy(params: Params, batch: Batch) -> jax.Array:
     """The loss of each example of {"x": features, "y": labels}."""
     scores = jax.nn.log_softmax(logits(params, batch["x"]))
     return -jnp.take_along_axis(scores, batch["y"][..., None], axis=-1)[..., 0]
 
 
-def accuracy(params: Any, batch: Any) -> jax.Array:
+def accuracy(params: Params, batch: Batch) -> jax.Array:
     """1 for each example whose label scores highest, else 0."""
-    right = jnp.argmax(logits(params, batch["x"]), axis=-1) == batch["y"]
-    return right.astype(jnp.float32)
+    highest = jnp.argmax(logits(params, batch["x"]), axis=-1)
+    return (highest.astype(batch["y"].dtype) == batch["y"]).astype(jnp.float32)
+
+
+def _affine(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    product = x @ layer["weights"]
+    return product + jnp.broadcast_to(layer["bias"], product.shape)

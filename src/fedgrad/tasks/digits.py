@@ -5,6 +5,7 @@ import numpy as np
 
 from fedgrad.clients.in_memory import population
 from fedgrad.core.errors import needs
+from fedgrad.core.types import Key
 from fedgrad.tasks import classifier, split
 from fedgrad.tasks.task import Defaults, Task
 
@@ -22,7 +23,7 @@ def digits(
     parts = split.dirichlet(y, clients, concentration, rng, at_least=max(at_least, 2))
     train, test = split.hold_out(split.divide({"x": x, "y": y}, parts), 0.2, rng)
 
-    def init(key: jax.Array) -> list[dict[str, jax.Array]]:
+    def init(key: Key) -> list[dict[str, jax.Array]]:
         return classifier.random(key, (64, hidden, 10))
 
     return Task(

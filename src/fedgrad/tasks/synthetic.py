@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from fedgrad.clients.in_memory import population
+from fedgrad.core.types import Key
 from fedgrad.tasks import classifier, split
 from fedgrad.tasks.task import Defaults, Task, TaskError
 
@@ -62,7 +63,7 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 100, seed: i
     ]
     train, test = split.hold_out(examples, 0.1, rng)
 
-    def init(key: jax.Array) -> list[dict[str, jax.Array]]:
+    def init(key: Key) -> list[dict[str, jax.Array]]:
         return classifier.zeros((FEATURES, CLASSES))
 
     return Task(

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.core.types import State
 from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.federation.protocol.values import NodeValue
 from fedgrad.training.config import differences, leaves
@@ -32,7 +33,7 @@ class Checkpoint:
     """A run after some rounds."""
 
     round: int
-    state: Any
+    state: State
     history: History
     config: dict[str, Any]
 

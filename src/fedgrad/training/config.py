@@ -15,6 +15,7 @@ from fedgrad.clients.population import Population
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.core.trace import struct
+from fedgrad.core.types import State
 from fedgrad.federation.protocol.values import NodeValue
 from fedgrad.training.course import Course, Draw
 from fedgrad.training.log import plain
@@ -24,7 +25,7 @@ FREE = ("rounds", "versions")
 LOOKED_AT = 10_000  # rounds, of a schedule
 
 
-def describe(course: Course, state: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def describe(course: Course, state: State, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The run as JSON. `state` is its first one."""
     algorithm, hyper, draw = course.algorithm, course.algorithm.hyper, course.draw(1)
     scheduled = {name: _values(s) for name, s in names_of.schedules(hyper).items()}
@@ -71,7 +72,7 @@ def leaves(tree: Any) -> dict[str, str]:
     }
 
 
-def _program(course: Course, state: Any, draw: Draw) -> str | None:
+def _program(course: Course, state: State, draw: Draw) -> str | None:
     """A digest of what the round computes, which names and shapes do not tell: the batch size."""
     if not all(clients.in_memory for clients in course.populations.values()):
         return None
@@ -88,7 +89,7 @@ def _program(course: Course, state: Any, draw: Draw) -> str | None:
 
 def _values(schedule: names_of.Schedule) -> np.ndarray:
     """What a schedule says, for as many rounds as can be looked at quickly."""
-    return np.asarray(jax.vmap(schedule.value)(jnp.arange(LOOKED_AT, dtype=jnp.int32)))
+    return np.asarray(jax.vmap(schedule.at)(jnp.arange(LOOKED_AT, dtype=jnp.int32)))
 
 
 def _shown(values: np.ndarray) -> str:

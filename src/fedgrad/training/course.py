@@ -11,6 +11,7 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.population import Population
 from fedgrad.clients.sampling import round_keys
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.federation.protocol.values import NodeValue
 
 
@@ -19,7 +20,7 @@ class Draw:
     """The cohorts of a round by the name of the argument they go to, and its key."""
 
     cohorts: dict[str, Any]
-    key: jax.Array
+    key: Key
 
     @property
     def further(self) -> dict[str, Any]:
@@ -28,7 +29,7 @@ class Draw:
 
 
 def draws(
-    populations: Mapping[str, Population], sizes: Mapping[str, int], key: jax.Array
+    populations: Mapping[str, Population], sizes: Mapping[str, int], key: Key
 ) -> Callable[[int], Draw]:
     """A function that gives the cohorts and the key of a round."""
     keys = round_keys(key, populations["cohort"].sharding)
@@ -45,7 +46,7 @@ class StateWithClients:
     clients: Any
 
     @property
-    def params(self) -> Any:
+    def params(self) -> Params:
         """The model."""
         return self.server.params
 
@@ -60,7 +61,7 @@ class Course:
     draw: Callable[[int], Draw]
 
     @staticmethod
-    def of(algorithm: Algorithm, clients: Population, cohort_size: int, key: jax.Array) -> "Course":
+    def of(algorithm: Algorithm, clients: Population, cohort_size: int, key: Key) -> "Course":
         """The course, or what is wrong with what is asked of it."""
         populations = {"cohort": clients} | {
             name: clients if other is None else other for name, other in algorithm.cohorts.items()
@@ -82,7 +83,7 @@ class Course:
             algorithm = algorithm.on(clients.executor)
         return Course(algorithm, populations, sum(sizes.values()), draws(populations, sizes, key))
 
-    def play(self, round: int, state: Any, hyper: Any) -> tuple[Any, Any]:
+    def play(self, round: int, state: State, hyper: Hyper) -> tuple[Any, Any]:
         """The state after a round, and its metrics."""
         drawn, algorithm, clients = self.draw(round), self.algorithm, self.populations["cohort"]
         args, more = self.arguments(state, hyper, drawn)
@@ -98,7 +99,7 @@ class Course:
         every = clients.scatter(state.clients, drawn.cohorts["cohort"], new)
         return StateWithClients(server, every), metrics
 
-    def arguments(self, state: Any, hyper: Any, drawn: Draw) -> tuple[tuple[Any, ...], Any]:
+    def arguments(self, state: State, hyper: Hyper, drawn: Draw) -> tuple[tuple[Any, ...], Any]:
         """What a round is called with, by position and by name."""
         cohort, more = drawn.cohorts["cohort"], drawn.further
         if self.algorithm.client_init is not None:
@@ -106,7 +107,7 @@ class Course:
             state, more = state.server, {**more, "client_state": own}
         return (state, hyper, cohort, drawn.key), more
 
-    def first(self, params: Any) -> Any:
+    def first(self, params: Params) -> Any:
         """The state before the first round, where the clients' data are."""
         clients, server = self.populations["cohort"], self.algorithm.init(params)
         if self.algorithm.client_init is None:

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.population import Population
+from fedgrad.core.dtypes import wide
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.operations import broadcast, sum
 from fedgrad.core.placement import CLIENTS
 from fedgrad.core.program import Executor, Program, program
+from fedgrad.core.types import Batch, Params
 
 # (params, batch) -> one number per example
 Metric = Callable[..., Any]
@@ -59,7 +61,7 @@ class Evaluation:
             )
         self.program, self.clients = _means(metrics, batch_size or 100), clients.everyone
 
-    def __call__(self, params: Any) -> Mapping[str, Any]:
+    def __call__(self, params: Params) -> Mapping[str, Any]:
         """The metrics of a model."""
         return self.program(params, self.clients) if self.program else self.function(params)
 
@@ -75,7 +77,7 @@ class Evaluation:
         if one is None:
             return self
 
-        def evaluate_each(params: Any, clients: Any) -> Any:
+        def evaluate_each(params: Params, clients: Any) -> Any:
             return jax.vmap(lambda p: one(p, clients))(params)
 
         each = one.once("side by side", lambda: program(evaluate_each, clients=CLIENTS))
@@ -137,7 +139,7 @@ class Evaluations:
         """Those that are not due in this round."""
         return Evaluations({n: e for n, e in self.by_name.items() if round % e.every})
 
-    def __call__(self, params: Any) -> dict[str, Any]:
+    def __call__(self, params: Params) -> dict[str, Any]:
         """The metrics of a model, by the name of the evaluation where they have one."""
         found: dict[str, Any] = {}
         for name, evaluation in self.by_name.items():
@@ -153,17 +155,19 @@ class Evaluations:
 
 def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
     @program(clients=CLIENTS)
-    def evaluate(params: Any, clients: Any) -> dict[str, jax.Array]:
+    def evaluate(params: Params, clients: Any) -> dict[str, jax.Array]:
         examples = Examples.of(clients)
         params = broadcast(params)
 
-        def add(totals: dict[str, jax.Array], batch: Any, mask: jax.Array) -> dict[str, jax.Array]:
+        def add(
+            totals: dict[str, jax.Array], batch: Batch, mask: jax.Array
+        ) -> dict[str, jax.Array]:
             return {
                 name: totals[name] + _total(metric, params, batch, mask)
                 for name, metric in metrics.items()
             }
 
-        zero = jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(params)))
+        zero = jnp.zeros((), wide(params))
         totals = sum(examples.fold(add, dict.fromkeys(metrics, zero), batch_size))
         count = sum(examples.count)
         return {name: total / count.astype(total.dtype) for name, total in totals.items()}
@@ -171,9 +175,8 @@ def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
     return evaluate
 
 
-def _total(metric: Metric, params: Any, batch: Any, mask: jax.Array) -> jax.Array:
+def _total(metric: Metric, params: Params, batch: Batch, mask: jax.Array) -> jax.Array:
     # What is random in training (dropout) is drawn the same way in every evaluation.
     key = jax.random.key(0) if takes_key(metric) else None
     values = per_example(metric, params, batch, key)
-    dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(params))
-    return jnp.sum(jnp.where(mask, values, 0).astype(dtype))
+    return jnp.sum(jnp.where(mask, values.astype(wide(params)), 0))

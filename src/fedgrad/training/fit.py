@@ -14,6 +14,7 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import require_whole
+from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.training.config import describe
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluations
@@ -29,14 +30,14 @@ from fedgrad.training.stopping import Callback, check_callbacks
 class Result:
     """What training gave: the last state, and everything that happened on the way."""
 
-    state: Any
-    hyper: Any  # the hyperparameters of the last round: learned ones as they were used in it
+    state: State
+    hyper: Hyper  # the hyperparameters of the last round: learned ones as they were used in it
     history: History
     rounds: int
     stopped: str | None  # why it ended before the last round, if it did
 
     @property
-    def params(self) -> Any:
+    def params(self) -> Params:
         """The model."""
         return self.state.params
 
@@ -45,10 +46,10 @@ def fit(
     algorithm: Algorithm,
     clients: Population,
     *,
-    params: Any,
+    params: Params,
     rounds: int,
     cohort_size: int,
-    key: jax.Array,
+    key: Key,
     evaluate: Evaluate | Mapping[str, Evaluate] | None = None,
     callbacks: Sequence[Callback] = (),
     out: str | os.PathLike[str] | RunFolder | None = None,

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.core.errors import ArgumentError, caller
+from fedgrad.core.types import State
 from fedgrad.training.evaluation import Evaluations
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
@@ -36,7 +37,7 @@ class Played:
     """A round, the state after it, and its metrics, which may not be there yet."""
 
     round: int
-    state: Any
+    state: State
     metrics: Any = None
 
 
@@ -164,7 +165,7 @@ def _asks(callback: Callable[..., Any], one: Played, metrics: Metrics) -> str | 
     return found if isinstance(found, str) else f"{name} asked for it" if found else None
 
 
-def _ahead(seconds: float, state: Any) -> int:
+def _ahead(seconds: float, state: State) -> int:
     size = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(state))
     most = min(AHEAD[1], SECONDS / max(seconds, 1e-6), BYTES / max(size, 1))
     return int(max(AHEAD[0], most))

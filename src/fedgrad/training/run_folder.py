@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.core.types import State
 from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.training import checkpoint
 from fedgrad.training.checkpoint import Checkpoint
@@ -65,7 +66,7 @@ class Keeping:
         self.log: Log | None = None
         self.states: tuple[Any, ...] = ()  # of the checkpoint, and of the one before it
 
-    def begin(self, state: Any, rounds: int) -> Checkpoint:
+    def begin(self, state: State, rounds: int) -> Checkpoint:
         """Where to go on: at the first state, or where the run was left.
 
         Say what this run is, and find out now whether the folder can be written.
@@ -94,13 +95,13 @@ class Keeping:
         if self.log is not None:
             self.log.write(round, metrics)
 
-    def save_if_due(self, round: int, state: Any, history: History) -> None:
+    def save_if_due(self, round: int, state: State, history: History) -> None:
         """Save every so many rounds, or every now and then."""
         every = None if self.folder is None else self.folder.every
         if time.monotonic() >= self.due if every is None else round % every == 0:
             self.save(round, state, history)
 
-    def save(self, round: int, state: Any, history: History) -> None:
+    def save(self, round: int, state: State, history: History) -> None:
         """Save the last round that is complete."""
         if self.folder is None or not self.writes or self.saved == round:
             return
@@ -112,7 +113,7 @@ class Keeping:
         self.states = (state, *self.states[:1])  # so nodes keep what both checkpoints need
         self.due = end + max(CHECKPOINT_SECONDS, SHARE * (end - start))
 
-    def rescue(self, round: int, state: Any, history: History, error: BaseException) -> None:
+    def rescue(self, round: int, state: State, history: History, error: BaseException) -> None:
         """Save what there is after an error, which stays the one that is raised."""
         if self.folder is None:
             return

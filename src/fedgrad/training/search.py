@@ -17,6 +17,7 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, nearest, require_whole
+from fedgrad.core.types import Hyper, Key, Params
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
 from fedgrad.training.loop import Loop, Played
@@ -52,8 +53,8 @@ class Search:
     scores: np.ndarray  # of each trial, where it ended; NaN where it diverged
     rounds: np.ndarray  # for how long each trial was trained
     best: int  # the trial
-    hyper: Any  # its hyperparameters
-    params: Any  # its model
+    hyper: Hyper  # its hyperparameters
+    params: Params  # its model
 
     @property
     def score(self) -> float:
@@ -117,10 +118,10 @@ def random_search(
     space: Mapping[str, Range],
     *,
     trials: int | Trials,
-    params: Any,
+    params: Params,
     rounds: int,
     cohort_size: int,
-    key: jax.Array,
+    key: Key,
     evaluate: Evaluate,
     progress: Any = True,
 ) -> Search:
@@ -180,7 +181,7 @@ def random_search(
 
 
 def _drawn(
-    algorithm: Algorithm, space: Mapping[str, Range], trials: int, key: jax.Array
+    algorithm: Algorithm, space: Mapping[str, Range], trials: int, key: Key
 ) -> dict[str, jax.Array]:
     if not space:
         raise ArgumentError.here(

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.core.errors import needs
+from fedgrad.core.types import State
 
 
 class TensorBoard:
@@ -19,7 +20,7 @@ class TensorBoard:
         self.folder, self.make = os.fspath(folder), SummaryWriter
         self.writer: Any = None
 
-    def __call__(self, round: int, state: Any, metrics: Metrics) -> None:
+    def __call__(self, round: int, state: State, metrics: Metrics) -> None:
         """A round is over."""
         if self.writer is None:
             # What a killed run wrote of later rounds is hidden: they come again.
