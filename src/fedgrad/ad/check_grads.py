@@ -44,9 +44,9 @@ def check_grads(
     key = jax.random.key(seed)
     results = [v for v in plan(program, *args).graph.outputs if differentiable(v)]
     if not results or any(is_client(v.at) for v in results):
-        found = "at clients" if results else "not floating"
+        kind = "at clients" if results else "not floating"
         raise ArgumentError.here(
-            f"fg.check_grads of {program.name}, which returns what is {found}. It checks floating "
+            f"fg.check_grads of {program.name}, which returns what is {kind}. It checks floating "
             "results at the server: return fg.mean(...) or fg.sum(...) of what clients have."
         )
     weights = jax.tree.leaves(_random(key, [struct(v) for v in results]))
