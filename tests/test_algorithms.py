@@ -767,6 +767,15 @@ def at_round(algorithm, params=None):
 
 MISTAKES = {
     "weighting": (lambda: fg.fed_avg(loss, weighting="example"), "weighting.*'examples'"),
+    "client's rate": (lambda: fg.fed_avg(loss, client_learning_rate=1.0), "It is the client:"),
+    "misspelt, and of local training": (
+        lambda: fg.fed_avg(loss, epoch=2),
+        r"Did you mean 'epochs'\?.*client=fg.local_training\(..., epochs=...\)",
+    ),
+    "nothing to start with": (
+        lambda: fg.fed_avg(loss).starting({"server": {"learning_rate": None}}),
+        "'server.learning_rate' is None",
+    ),
     "server": (lambda: fg.fed_opt(loss, server=1.0, client=optax.sgd(0.1)), "server= takes"),
     "client": (lambda: fg.fed_avg(loss, client=optax.sgd), "client= takes an optimizer"),
     "argument": (

@@ -125,6 +125,22 @@ def test_rates_by_layer_and_schedules():
     assert state.server.rounds == 3
 
 
+@pytest.mark.parametrize("frozen", [{"b": 0.0, "w": 0.25}, optax.linear_schedule(0.0, 0.2, 2)])
+def test_a_rate_of_zero_teaches_a_client_nothing(frozen):
+    """(x - y) / (K lr) is not defined; c_i stays."""
+    algorithm, params = fg.scaffold(loss, ordered(frozen)), as_params(START)
+    state, own = algorithm.init(params), everybody(algorithm, params)
+    for t in range(3):
+        state, _, own = algorithm.round(
+            state, algorithm.hyper, POPULATION.everyone, jax.random.key(t), own
+        )
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves((state, own)))
+        stays = {"b": own.control["b"]} if isinstance(frozen, dict) else own.control
+        if isinstance(frozen, dict) or t == 0:
+            assert not any(np.any(x) for x in jax.tree.leaves(stays))
+    assert np.any(own.control["w"])
+
+
 # ---- the trainer keeps everybody's
 
 
@@ -238,7 +254,30 @@ def forgetful():
     return dataclasses.replace(plain, round=round, client_init=lambda params, n: jnp.zeros(()))
 
 
+def giving_back(first, after):
+    """Clients keep `first`, and after a round `after` of it."""
+    plain = fg.fed_avg(loss)
+
+    @fg.program(cohort=fg.CLIENTS, client_state=fg.CLIENTS)
+    def round(state, hyper, cohort, key, client_state):
+        return *plain.round(state, hyper, cohort, key), after(client_state)
+
+    return dataclasses.replace(plain, round=round, client_init=lambda params, n: first)
+
+
 MISTAKES = {
+    "another dtype": (
+        lambda: train(giving_back({"n": jnp.int32(0)}, lambda s: {"n": s["n"].astype(float)})),
+        r"keep was int32\[\] each, and is float",
+    ),
+    "another shape": (  # as many clients as entries: it could be spread over them
+        lambda: train(giving_back({"n": jnp.zeros(2)}, lambda s: {"n": jnp.sum(s["n"])})),
+        r"keep was float\d\d\[2\] each, and is float\d\d\[\] after",
+    ),
+    "another structure": (
+        lambda: train(giving_back({"n": jnp.zeros(2)}, lambda s: {"m": s["n"]})),
+        "keep was .*'n'.* and is .*'m'",
+    ),
     "tuned": (lambda: fg.self_tuning(ALGORITHM, "server"), "which self_tuning cannot"),
     "side by side": (lambda: fg.side_by_side(ALGORITHM), "which side_by_side cannot"),
     "momentum": (lambda: fg.scaffold(loss, optax.sgd(0.1)), "steps of plain SGD"),

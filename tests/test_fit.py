@@ -574,6 +574,7 @@ def test_tensorboard_is_an_extra(monkeypatch):
 MISTAKES = {
     "too many clients": ({"cohort_size": 13}, "there are 12 clients"),
     "no clients": ({"cohort_size": 0}, "Ask for 1 to 12"),
+    "half a client": ({"cohort_size": 2.5}, "cohort_size=2.5: give a whole number"),
     "rounds": ({"rounds": 2.5}, "rounds=2.5: give a whole number"),
     "a number as key": ({"key": 0}, r"key=jax.random.key\(0\)"),
     "several keys": ({"key": jax.random.split(KEY)}, "takes one key"),
@@ -599,6 +600,7 @@ MISTAKES = {
         "Did you mean 'eval.loss'",
     ),
     "a callback": ({"callbacks": ["watch"]}, "callbacks= takes functions"),
+    "no list of callbacks": ({"callbacks": fg.early_stop()}, "callbacks= takes a list"),
     "params": ({"params": {"w": print}}, "made of arrays"),
 }
 
@@ -616,6 +618,14 @@ OBJECTS = {
     "evaluation every": (lambda: first_weight(every=0), "every=0: give a whole number of"),
     "evaluation of nobody": (lambda: fg.Evaluation({"loss": mean_square}), "the clients whose"),
     "evaluation in batches": (lambda: fg.Evaluation(print, batch_size=3), "batch_size=3"),
+    "evaluation in no batches": (
+        lambda: fg.Evaluation({"loss": mean_square}, CLIENTS, batch_size=0),
+        "batch_size=0: give a whole number",
+    ),
+    "evaluation of a list": (
+        lambda: fg.Evaluation({"loss": mean_square}, [1, 2]),
+        "takes a population, got list",
+    ),
     "evaluation of nothing": (lambda: fg.Evaluation({}, CLIENTS), "takes functions by name"),
     "a function on an executor": (
         lambda: first_weight(1).on(fg.executors.reference()),

@@ -132,6 +132,8 @@ def test_a_self_tuned_algorithm_is_searched_too(setting, population):
             | {"space": {"client.learning_rate": fg.uniform(0, 1)}},
             "'client.learning_rate' is a schedule.*cannot be drawn",
         ),
+        ({"space": {"server.learning_rate": (0, 1)}}, "give a range, such as"),
+        ({"key": 0}, "key= takes a key of JAX"),
         ({"trials": 0}, "trials=0: give a whole number"),
         ({"trials": fg.Trials(2, "los")}, "Did you mean 'loss'"),
     ],

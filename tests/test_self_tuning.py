@@ -764,6 +764,7 @@ MISTAKES = {
     "cohort": (lambda: fg.self_tuning(AVGM, "server", gradient_from="train"), '"fresh"'),
     "population": (lambda: fg.self_tuning(AVGM, "server", gradient_from=3), '"fresh"'),
     "batch": (lambda: fg.GradientCohort(batch_size=0), "batch_size=0"),
+    "optimizer": (lambda: fg.self_tuning(AVGM, "server", 0.1), "an optax optimizer, got 0.1"),
     "option": (
         lambda: fg.self_tuning(AVGM, "server", schedul="serial"),
         r"self_tuning\(\) has no argument 'schedul'. Did you mean 'schedule'\?",

@@ -53,7 +53,7 @@ WEIGHTINGS: dict[str, Callable[[jax.Array, Any], Any]] = {
 BELONGS_TO_LOCAL_TRAINING = {
     field.name: f"It belongs to local training: client=fg.local_training(..., {field.name}=...)."
     for field in fields(LocalTraining)
-}
+} | {"client_learning_rate": "It is the client: client=0.1, or client=fg.local_training(0.1, ...)."}
 
 
 @known_arguments(BELONGS_TO_LOCAL_TRAINING)

@@ -119,18 +119,23 @@ def replace(hyper: Hyper, values: Mapping[str, Any]) -> Hyper:
     """The hyperparameters with some of them changed, by dotted name or nested as they are; a
     function of the round number is a schedule."""
     known, tree = _flatten(hyper)
-    values, _ = _flatten(dict(values))
-    for name in values:
+    values, _ = _flatten(dict(values), or_none=True)
+    for name, value in values.items():
         if name not in known:
             raise ArgumentError.here(
                 f"There is no hyperparameter {name!r}." + nearest(name, list(known))
             )
+        if value is None:
+            raise ArgumentError.here(f"{name!r} is None. Give a number, or leave it out.")
     new = [_checked(name, values.get(name, leaf)) for name, leaf in known.items()]
     return jax.tree.unflatten(tree, new)
 
 
-def _flatten(hyper: Hyper) -> tuple[dict[str, Any], Any]:
-    leaves, tree = jax.tree_util.tree_flatten_with_path(hyper, is_leaf=_is_schedule)
+def _flatten(hyper: Hyper, or_none: bool = False) -> tuple[dict[str, Any], Any]:
+    def is_leaf(x: Any) -> bool:
+        return _is_schedule(x) or (or_none and x is None)
+
+    leaves, tree = jax.tree_util.tree_flatten_with_path(hyper, is_leaf=is_leaf)
     return {_dotted(path): leaf for path, leaf in leaves}, tree
 
 

@@ -95,14 +95,18 @@ def scaffold(
         )
         steps = work.steps_of(examples)
         with promoting():
-            slope = jax.tree.map(
-                lambda rate, part: jax.tree.map(
-                    lambda u: (u / (steps * rate)).astype(u.dtype), part
-                ),
-                theirs["client"]["learning_rate"],
-                update,
-            )
-            control, share = jax.tree.map(jnp.subtract, slope, correction), client_state.share
+
+            def controls(rate: Any, *parts: Any) -> Any:
+                # Where the rate is 0, nothing was found out about the gradient: c_i stays.
+                moves, safe = rate != 0, jnp.where(rate != 0, rate, 1)
+
+                def one(u: jax.Array, shift: jax.Array, old: jax.Array) -> jax.Array:
+                    return jnp.where(moves, (u / (steps * safe)).astype(u.dtype) - shift, old)
+
+                return jax.tree.map(one, *parts)
+
+            rates, share = theirs["client"]["learning_rate"], client_state.share
+            control = jax.tree.map(controls, rates, update, correction, client_state.control)
             moved = jax.tree.map(
                 lambda a, old: ((a - old) * share).astype(old.dtype), control, client_state.control
             )

@@ -78,6 +78,11 @@ def self_tuning(
     left out. Both are counted in `metrics.rejected`; None is without a guard.
     """
     optimizer = optax.sgd(0.01) if optimizer is None else optimizer
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ArgumentError.here(
+            f"self_tuning(..., optimizer=) takes an optax optimizer, got {optimizer!r}. Write "
+            "optimizer=optax.adam(0.01)."
+        )
     steps = {"parallel": _parallel, "serial": _serial}
     if schedule not in steps:
         raise ArgumentError.here(f"There is no schedule {schedule!r}.", str(schedule), steps)

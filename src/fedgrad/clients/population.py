@@ -13,7 +13,7 @@ import numpy as np
 from fedgrad.clients import sampling
 from fedgrad.clients.cohort import Cohort
 from fedgrad.core.arguments import ClientData, Seen
-from fedgrad.core.errors import CohortError
+from fedgrad.core.errors import ArgumentError, CohortError
 from fedgrad.core.program import Executor
 from fedgrad.core.types import Key
 
@@ -80,6 +80,7 @@ class Population(ClientData):
 
     def scatter(self, states: Any, cohort: Any, new: Any) -> Any:
         """The states of all clients, of which those of a cohort are new."""
+        require_kept(states, new)
         return _with_rows(states, _index(cohort), new)
 
     def seen(self, where: str) -> Seen:
@@ -131,6 +132,22 @@ class Stored(Population):
         return [self.counts, *(np.asarray(x)[:: max(1, len(x) // 1000)] for x in stored)]
 
 
+def require_kept(old: Any, new: Any) -> None:
+    """Refuse what would not stay what it was: both have an axis over clients."""
+    then, now = jax.tree.structure(old), jax.tree.structure(new)
+    if then != now:
+        raise ArgumentError.here(
+            f"What clients keep was {then}, and is {now} after a round. Let the round give back "
+            "what it was given."
+        )
+    for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
+        if (a.shape[1:], a.dtype) != (b.shape[1:], b.dtype):
+            raise ArgumentError.here(
+                f"What clients keep was {a.dtype}{list(a.shape[1:])} each, and is {b.dtype}"
+                f"{list(b.shape[1:])} after a round. Let the round give back what it was given."
+            )
+
+
 def _index(cohort: Any) -> Any:
     if not isinstance(cohort, Cohort):
         raise CohortError.here(
@@ -147,4 +164,4 @@ def _rows(tree: Any, index: Any) -> Any:
 
 @jax.jit
 def _with_rows(tree: Any, index: Any, rows: Any) -> Any:
-    return jax.tree.map(lambda leaf, new: leaf.at[index].set(new.astype(leaf.dtype)), tree, rows)
+    return jax.tree.map(lambda leaf, new: leaf.at[index].set(new), tree, rows)

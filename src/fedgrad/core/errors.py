@@ -80,7 +80,12 @@ def known_arguments(
                 unknown = next((name for name in kwargs if name not in known), None)
                 if unknown is None:
                     raise ArgumentError.here(f"{fun.__name__}(): {error}.") from None
-                hint = f" {advice[unknown]}" if unknown in advice else nearest(unknown, known)
+                meant = difflib.get_close_matches(unknown, [*advice, *known], n=1)
+                hint = nearest(unknown, known)
+                if unknown in advice:
+                    hint = f" {advice[unknown]}"
+                elif meant and meant[0] not in known:
+                    hint = f" Did you mean {meant[0]!r}? {advice[meant[0]]}"
                 raise ArgumentError.here(
                     f"{fun.__name__}() has no argument {unknown!r}.{hint}"
                 ) from None

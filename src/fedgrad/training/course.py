@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.population import Population
 from fedgrad.clients.sampling import round_keys
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.federation.protocol.values import NodeValue
 
@@ -72,6 +72,7 @@ class Course:
                     f"Training takes a population, from which cohorts are sampled, got "
                     f"{type(population).__name__}. Write fg.population([client_0, client_1, ...])."
                 )
+        require_whole("cohort_size", cohort_size, least=0)
         if not 1 <= cohort_size <= len(clients):
             raise ArgumentError.here(
                 f"cohort_size={cohort_size!r}: there are {len(clients)} clients. Ask for 1 to "

@@ -59,7 +59,14 @@ class Evaluation:
                 'fg.Evaluation takes functions by name, such as {"loss": loss}, got '
                 f"{type(metrics).__name__}."
             )
-        self.program, self.clients = _means(metrics, batch_size or 100), clients.everyone
+        if not isinstance(clients, Population):
+            raise ArgumentError.here(
+                f"fg.Evaluation takes a population, got {type(clients).__name__}. Write "
+                "fg.population([client_0, client_1, ...])."
+            )
+        batch_size = 100 if batch_size is None else batch_size
+        require_whole("batch_size", batch_size)
+        self.program, self.clients = _means(metrics, batch_size), clients.everyone
 
     def __call__(self, params: Params) -> Mapping[str, Any]:
         """The metrics of a model."""

@@ -16,6 +16,7 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.clients.population import Population
+from fedgrad.clients.sampling import read_key
 from fedgrad.core.errors import ArgumentError, nearest, require_whole
 from fedgrad.core.types import Hyper, Key, Params
 from fedgrad.training.course import Course
@@ -194,6 +195,12 @@ def _drawn(
         names_of.require_number(name, scheduled.get(name), "drawn")
         if name not in known:
             raise ArgumentError.here(f"There is no hyperparameter {name!r}." + nearest(name, known))
+        if not callable(space[name]):
+            raise ArgumentError.here(
+                f"space={{{name!r}: {space[name]!r}}}: give a range, such as "
+                "fg.log_uniform(1e-3, 10)."
+            )
+    read_key(key)
     keys = jax.random.split(jax.random.fold_in(key, 1), len(space))
     return {name: space[name](k, trials) for name, k in zip(sorted(space), keys, strict=True)}
 

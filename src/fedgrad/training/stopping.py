@@ -70,13 +70,15 @@ def check_callbacks(callbacks: Sequence[Callback], evaluated: Sequence[str]) -> 
 
     `evaluated`: the names of what is evaluated; one that ends with a dot is the start of names.
     """
+    if not isinstance(callbacks, Sequence):
+        raise ArgumentError.here(f"callbacks= takes a list: callbacks=[...], got {callbacks!r}.")
     for callback in callbacks:
         if not callable(callback) and not isinstance(callback, Stop):
             raise ArgumentError.here(
                 "callbacks= takes functions of (round, state, metrics), and fg.early_stop and its "
                 f"like, got {callback!r}."
             )
-        metric = getattr(callback, "metric", "")
+        metric = callback.metric if isinstance(callback, Stop) else ""
         known = any(metric == e or (e.endswith(".") and metric.startswith(e)) for e in evaluated)
         if metric.startswith("eval.") and not known:
             missing = f"that is not evaluated.{nearest(metric, list(evaluated))}"

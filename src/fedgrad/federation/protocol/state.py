@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import ArgumentError
+from fedgrad.clients.population import require_kept
 from fedgrad.federation.protocol.values import (
     NodeValue,
     Remote,
@@ -45,12 +45,9 @@ def scatter(state: Any, new: Any) -> Any:
     """The state of all clients, in which those of whom `new` is have that. What they had before,
     their nodes forget when no other state has it any more, such as one that was saved."""
 
+    require_kept(state, new)
+
     def one(old: NodeValue, now: NodeValue) -> NodeValue:
-        if (old.one, old.dtype) != (now.one, now.dtype):
-            raise ArgumentError.here(
-                f"What clients keep was {old.dtype}{list(old.one)} each, and is {now.dtype}"
-                f"{list(now.one)} after a round. Let the round give back what it was given."
-            )
         remotes = {client: old.remote.of(client) for client in old.clients}
         remotes |= {client: now.remote.of(client).alone(client) for client in now.clients}
         return replace(old, remote=Versions(remotes))
