@@ -95,6 +95,30 @@ def test_no_derivative_by_clients_through_a_while(mode, round_behind):
 
 
 @pytest.mark.promotes("dtype")
+@pytest.mark.parametrize("mode", ["mixed", "reverse"])
+@pytest.mark.parametrize("argnums", [0, 1])
+def test_a_branch_remembers_no_array_that_it_captured(mode, argnums):
+    matrix, z = jnp.array([[0.2, -0.7], [0.9, 0.4]]), jnp.array([[1.0, 2.0], [-0.5, 0.3]])
+
+    @fg.program(z=fg.CLIENTS)
+    def f(x, z):
+        def on(x, z):
+            return fg.mean(jnp.cos(fg.broadcast(x)) * z), z @ matrix
+
+        def off(x, z):
+            return x * 2.0, fg.broadcast(x) * z
+
+        y, s = lax.cond(x[0] > 0, on, off, x, z)
+        return jnp.sum(y) + fg.mean(jnp.sum(s**2))
+
+    def stacked(x, z):
+        return jnp.sum(jnp.cos(x) * z.mean(0)) + jnp.mean(jnp.sum((z @ matrix) ** 2, 1))
+
+    x = jnp.array([0.4, -0.3])
+    wanted = jax.grad(stacked, argnums)(x, z)
+    np.testing.assert_allclose(fg.grad(f, argnums, mode=mode)(x, z), wanted, rtol=1e-10)
+
+
 def test_complex_arguments():
     @fg.program(z=fg.CLIENTS)
     def f(x, z):

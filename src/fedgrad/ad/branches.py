@@ -34,22 +34,30 @@ def pulled_cond(
     def back_again(half: Any, operands: list[Any], cotangents: list[Any]) -> list[Any]:
         return list(half(operands)[1](cotangents)[0])
 
-    # How each branch pulls back: a tree whose leaves are what it remembers.
-    pulls = [jax.eval_shape(half, operands)[1] for half in halves] if remember else []
-    slots = [jax.tree.leaves(pull) for pull in pulls]
+    # How each branch pulls back: what it remembers, and constants, which everybody has.
+    pulls: list[tuple[Any, list[Any]]] = []
+
+    def remembered(half: Any, operands: list[Any]) -> list[Any]:
+        leaves, structure = jax.tree.flatten(half(operands)[1])
+        pulls.append((structure, [None if _traced(x) else x for x in leaves]))
+        return [x for x in leaves if _traced(x)]
+
+    slots = [jax.eval_shape(partial(remembered, h), operands) for h in halves] if remember else []
 
     def keeping(index: Any, operands: list[Any]) -> tuple[list[Any], Any]:
         def run(k: int, operands: list[Any]) -> tuple[list[Any], Any]:
             outputs, pull = halves[k](operands)
             kept = [[jnp.zeros(s.shape, s.dtype) for s in own] for own in slots]
-            kept[k] = jax.tree.leaves(pull)
+            kept[k] = [x for x in jax.tree.leaves(pull) if _traced(x)]
             return outputs, kept
 
         runs = [partial(run, k) for k in range(len(halves))]
         return jax.lax.switch(index, runs, operands)
 
     def back_kept(k: int, kept: Any, cotangents: list[Any]) -> list[Any]:
-        return list(jax.tree.unflatten(jax.tree.structure(pulls[k]), kept[k])(cotangents)[0])
+        (structure, constants), rest = pulls[k], iter(kept[k])
+        leaves = [next(rest) if x is None else x for x in constants]
+        return list(jax.tree.unflatten(structure, leaves)(cotangents)[0])
 
     def forward(index: Any, operands: list[Any]) -> tuple[list[Any], Any]:
         outputs, kept = (keeping if remember else again)(index, operands)
@@ -80,6 +88,10 @@ def _halves(branch: Branch, operands: list[Any]) -> tuple[list[Any], Any]:
 
     _, pull, outputs = jax.vjp(run, [x for x in operands if is_float(x)], has_aux=True)
     return outputs, pull
+
+
+def _traced(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
 
 
 def _zero(x: Any) -> Any:
