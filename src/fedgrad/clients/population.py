@@ -134,7 +134,8 @@ class Stored(Population):
 
 def require_kept(old: Any, new: Any) -> None:
     """Refuse what would not stay what it was: both have an axis over clients."""
-    then, now = jax.tree.structure(old), jax.tree.structure(new)
+    then: Any = jax.tree.structure(old)
+    now: Any = jax.tree.structure(new)
     if then != now:
         raise ArgumentError.here(
             f"What clients keep was {then}, and is {now} after a round. Let the round give back "
