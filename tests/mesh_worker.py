@@ -459,7 +459,7 @@ def few_compilations():
     @fg.program(data=fg.CLIENTS)
     def f(w, data):
         traces.append(None)
-        return fg.mean(fg.broadcast(w) * data.count)
+        return fg.mean(fg.broadcast(w) * data.count.astype(w.dtype))
 
     plain, own = fg.population(CLIENTS), own_population()
     for population, most in ((plain, 1), (own, 4)):

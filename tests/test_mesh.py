@@ -139,6 +139,7 @@ BOTH = [
     "sampling_does_not_depend_on_where_the_examples_are",
     "state_stays_at_the_clients",
     "values_are_where_they_belong",
+    "what_clients_keep_is_kept_wherever_they_are",
 ]
 ONLY_ALONE = [
     "a_cohort_belongs_to_its_mesh",
