@@ -119,6 +119,7 @@ def test_a_branch_remembers_no_array_that_it_captured(mode, argnums):
     np.testing.assert_allclose(fg.grad(f, argnums, mode=mode)(x, z), wanted, rtol=1e-10)
 
 
+@pytest.mark.promotes("dtype")
 def test_complex_arguments():
     @fg.program(z=fg.CLIENTS)
     def f(x, z):
