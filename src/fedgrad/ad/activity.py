@@ -21,7 +21,11 @@ def is_float(x: Any) -> bool:
 
 
 def differentiable(value: Value) -> bool:
-    return bool(jnp.issubdtype(value.aval.dtype, jnp.inexact))
+    return is_float(value.aval)
+
+
+def is_complex(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.complexfloating))
 
 
 def active_values(

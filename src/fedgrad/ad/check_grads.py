@@ -1,6 +1,5 @@
 """Is the derivative right? Finite differences say so, independently of any rule of ours."""
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.ad.activity import differentiable, is_float
-from fedgrad.ad.request import Argnums, Mode, argument_names
+from fedgrad.ad.request import Argnums, argument_names
+from fedgrad.ad.rules import MODES, Mode
 from fedgrad.ad.transforms import grad
 from fedgrad.core.errors import ArgumentError, FederatedError, PlanError
 from fedgrad.core.placement import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import struct
 from fedgrad.plan.plan import plan
-
-MODES: tuple[Mode, ...] = ("forward", "reverse", "mixed")
 
 
 class GradientError(FederatedError, AssertionError):
@@ -28,7 +26,7 @@ def check_grads(
     program: Program,
     args: Sequence[Any],
     argnums: Argnums = 0,
-    modes: Sequence[Mode] = MODES,
+    modes: Sequence[Mode] = tuple(MODES),
     tolerance: float | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
@@ -59,14 +57,14 @@ def check_grads(
 
     def at(t: float) -> float:
         moved = {n: jax.tree.map(lambda x, v: _moved(x, v, t), bound[n], moves[n]) for n in names}
-        return float(_call(number, {**bound, **moved}))
+        return float(number.by_name({**bound, **moved}))
 
     expected = (at(step) - at(-step)) / (2 * step)
     errors: dict[str, float] = {}
     problems: dict[str, str] = {}
     for mode in modes:
         try:
-            slopes = _call(grad(number, names, mode), bound)
+            slopes = grad(number, names, mode).by_name(bound)
         except PlanError as error:
             problems[mode] = str(error)
             continue
@@ -84,11 +82,6 @@ def check_grads(
         reasons = " ".join(f"{mode}: {why}" for mode, why in problems.items())
         raise ArgumentError.here(f"{program.name} has a derivative in none of {modes}. {reasons}")
     return errors
-
-
-def _call(program: Program, bound: dict[str, Any]) -> Any:
-    given = inspect.BoundArguments(program.signature, bound)  # type: ignore[arg-type]
-    return program(*given.args, **given.kwargs)
 
 
 def _weighted(program: Program, weights: list[Any]) -> Program:

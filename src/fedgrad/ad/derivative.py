@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad.activity import Unit
+from fedgrad.ad.activity import Unit, is_complex
 from fedgrad.ad.evaluate import RuleOf, advance, evaluate, has_cond, start
 from fedgrad.ad.local import pull_basis, push_basis
 from fedgrad.ad.rules import RULES
-from fedgrad.ad.subject import Rules, Subject, is_complex, is_while
+from fedgrad.ad.subject import Rules, Subject, is_while
 from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import read

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from fedgrad.ad.activity import is_float
 from fedgrad.ad.derivative import Blocks, derivative
 from fedgrad.ad.local import impossible
 from fedgrad.ad.planner import CostModel, choose
-from fedgrad.ad.rules import MODES
+from fedgrad.ad.rules import MODES, Mode
 from fedgrad.ad.subject import Subject, subject
 from fedgrad.clients.examples import Examples
 from fedgrad.core.arguments import Arguments, read_inside
@@ -25,7 +25,6 @@ from fedgrad.core.trace import Taken, struct
 Argnums = int | str | Sequence[int | str]
 
 REMEMBERED = 32  # choices for other shapes of the arguments
-Mode = Literal["auto", "forward", "reverse", "mixed"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,17 +11,16 @@ inputs are differentiated, k results):
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-import jax.numpy as jnp
-
-from fedgrad.ad.activity import depends, has_custom_vjp
+from fedgrad.ad.activity import depends, has_custom_vjp, is_complex
 from fedgrad.ad.local import local_round
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import Env, evaluate, read
 from fedgrad.core.graph import Exchange
 from fedgrad.core.primitives import broadcast_p, sum_p, where
 
+Mode = Literal["auto", "forward", "reverse", "mixed"]
 # How an exchange is evaluated, so that JAX will differentiate it by the rule: (the exchange, what
 # is sent, what clients have of their own, what they have computed before) -> its outputs.
 Evaluation = Callable[[Exchange, Sequence[Any], Sequence[Any], Env], list[Any]]
@@ -32,7 +31,7 @@ class Rule:
     """One way to pass a round. `mode`: the mode that passes every round so."""
 
     name: str
-    mode: str
+    mode: Mode
     evaluate: Evaluation
     forward: bool | None  # which way the derivative goes; None: either
     by_clients: bool = True  # is it possible if what is differentiated is at clients?
@@ -79,7 +78,7 @@ def local(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: 
 def _complex(exchange: Exchange) -> bool:
     """A Jacobian of complex values is not one matrix; the primitives' own rules know better."""
     values = [v for pair in (*exchange.down, *exchange.up) for v in pair]
-    return any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in values)
+    return any(is_complex(v.aval) for v in values)
 
 
 def _refuse_custom_vjp(exchange: Exchange) -> None:
@@ -102,4 +101,5 @@ RULES = {
         Rule("pull", "reverse", plain, forward=False, through_while=False),
     )
 }
-MODES = {rule.mode: rule for rule in RULES.values()}
+# Every mode that takes one rule for all rounds, in the order in which they are shown.
+MODES: dict[Mode, Rule] = {RULES[name].mode: RULES[name] for name in ("push", "pull", "local")}

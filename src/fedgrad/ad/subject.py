@@ -4,9 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-
-from fedgrad.ad.activity import Unit, active_units, active_values, differentiable, has_custom_vjp
+from fedgrad.ad.activity import (
+    Unit,
+    active_units,
+    active_values,
+    differentiable,
+    has_custom_vjp,
+    is_complex,
+)
 from fedgrad.ad.rules import RULES
 from fedgrad.core.check import check
 from fedgrad.core.graph import Exchange, Graph, Value
@@ -133,7 +138,3 @@ def _sizes(unit: Unit) -> tuple[int, ...]:
 def is_while(unit: Unit) -> bool:
     """JAX cannot pull back through a while_loop."""
     return not isinstance(unit, Exchange) and unit.kind == "while"
-
-
-def is_complex(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.complexfloating))

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from fedgrad.ad.activity import is_float
 from fedgrad.ad.derivative import like, pulled_back
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.request import Argnums, Mode, Request, argument_names, floating
+from fedgrad.ad.request import Argnums, Request, argument_names, floating
+from fedgrad.ad.rules import Mode
 from fedgrad.core.arguments import read_inside
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.placement import Placement

@@ -19,7 +19,7 @@ from fedgrad.algorithms.optimizer import (
     start_of,
 )
 from fedgrad.clients.examples import Examples
-from fedgrad.core.dtypes import wide
+from fedgrad.core.dtypes import accumulator
 from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
 from fedgrad.core.types import Batch, Hyper, Key, Params
 
@@ -93,7 +93,7 @@ class LocalTraining:
                 here = jnp.sum(mask).astype(total.dtype)
                 return params, state, total + value.astype(total.dtype) * here, seen + here, i + 1
 
-            zero = jnp.zeros((), wide(start))
+            zero = jnp.zeros((), accumulator(start))
             carry = (start, start_of(made, start), zero, zero, jnp.int32(0))
             ordered = order if self.shuffle else None
             end, _, total, seen, _ = examples.fold(

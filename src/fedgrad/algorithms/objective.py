@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.clients.examples import Examples
-from fedgrad.core.dtypes import wide
+from fedgrad.core.dtypes import accumulator
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.types import Batch, Key, Params
 
@@ -72,7 +72,7 @@ def client_loss(
             new = fun(params, batch, mask, key, i)
             return i + 1, jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, new)
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), wide(x)), like)
+        zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), accumulator(x)), like)
         return examples.fold(step, (jnp.int32(0), zeros), batch_size)[1]
 
     @jax.custom_jvp
@@ -100,4 +100,4 @@ def _is_zero(x: Any) -> bool:
 
 
 def _zero(params: Params) -> jax.Array:
-    return jnp.zeros((), wide(params))
+    return jnp.zeros((), accumulator(params))

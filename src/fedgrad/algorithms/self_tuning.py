@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import optax
 
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.transforms import Mode, jacobian, value_and_grad
+from fedgrad.ad.rules import Mode
+from fedgrad.ad.transforms import jacobian, value_and_grad
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.effect import require_effect

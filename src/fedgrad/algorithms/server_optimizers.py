@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedgrad.core.dtypes import wide
+from fedgrad.core.dtypes import accumulator
 
 # (v, squared update, b2) -> v: how the second moment is followed.
 SECOND_MOMENTS: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -97,7 +97,9 @@ def _follow_product(
     """
 
     def init(params: Any) -> FollowedState:
-        return FollowedState(jnp.zeros((), wide(params)), jax.tree.map(jnp.zeros_like, params))
+        return FollowedState(
+            jnp.zeros((), accumulator(params)), jax.tree.map(jnp.zeros_like, params)
+        )
 
     def update(updates: Any, state: FollowedState, params: Any = None) -> tuple[Any, FollowedState]:
         moved = follow(state.moved, _dot(updates, state.previous))
@@ -108,5 +110,5 @@ def _follow_product(
 
 
 def _dot(a: Any, b: Any) -> jax.Array:
-    products = jax.tree.map(lambda x, y: jnp.sum(x * y).astype(wide(a)), a, b)
-    return sum(jax.tree.leaves(products), start=jnp.zeros((), wide(a)))
+    products = jax.tree.map(lambda x, y: jnp.sum(x * y).astype(accumulator(a)), a, b)
+    return sum(jax.tree.leaves(products), start=jnp.zeros((), accumulator(a)))

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fedgrad.ad.rules import MODES
 from fedgrad.algorithms.fed_opt import WEIGHTINGS
 from fedgrad.algorithms.parametrization import FORMS
 from fedgrad.algorithms.variants import ALGORITHMS
@@ -85,7 +86,7 @@ def add_command(commands: Any) -> None:
     add("--clip", type=float, metavar="NORM", help="the largest norm of the hypergradients")
     add("--normalize", action="store_true", help="each hypergradient to norm 1")
     add("--mode", metavar="NAME",
-        type=read.one_of("mode", ("auto", "forward", "reverse", "mixed")),
+        type=read.one_of("mode", ("auto", *MODES)),
         help="of differentiation: auto (default, the cheapest), forward, reverse, mixed")
 
     add = command.add_argument_group("the run").add_argument

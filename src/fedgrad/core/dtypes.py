@@ -19,6 +19,6 @@ def common(*arrays: Any) -> Any:
         return jnp.result_type(*arrays)
 
 
-def wide(tree: Any) -> Any:
+def accumulator(tree: Any) -> Any:
     """What to add up many numbers like these in: nothing narrower than float32."""
     return common(jnp.float32, *jax.tree.leaves(tree))

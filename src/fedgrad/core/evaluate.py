@@ -24,7 +24,6 @@ from fedgrad.core.primitives import (
     interpret,
     jax_primitives,
     primitives_inside,
-    source_p,
 )
 
 Env = dict[Value, Any]
@@ -96,14 +95,12 @@ def _rebuilt(eqn: Equation | JaxprEqn, inputs: list[Any], rules: Rules) -> list[
     return loop.rebuilt(inputs, [functools.partial(run, b, rules=rules) for b in loop.bodies])
 
 
-def _as_it_is(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+def as_it_is(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     return [inputs[0]]
 
 
 # At a client, the broadcasts that are left are those of constants, which it has by itself.
-AT_CLIENT: Rules = {broadcast_p: _as_it_is}
-# Run and not differentiated, what a client computes from is what it is.
-TO_RUN: Rules = {**AT_CLIENT, source_p: _as_it_is}
+AT_CLIENT: Rules = {broadcast_p: as_it_is}
 
 
 def _answer(index: Any, eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:

@@ -87,11 +87,15 @@ class Program:
         return self.fun(*bound.args, **bound.kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.by_name(self.bind(args, kwargs))
+
+    def by_name(self, arguments: dict[str, Any]) -> Any:
+        """The result for all arguments by name, also those that can only be given by position."""
         if inside():
             self._require_placements()
-            return self.call(self.bind(args, kwargs))
+            return self.call(arguments)
         executor = self.executor or default_executor()
-        return self._compiled(executor)(self.bind(args, kwargs))
+        return self._compiled(executor)(arguments)
 
     def _compiled(self, executor: Executor) -> Callable[[dict[str, Any]], Any]:
         if getattr(executor, "remembers", False):

@@ -1,7 +1,7 @@
 """The whole plan as one function that JAX compiles: many clients at a time, on any devices."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,10 +11,10 @@ from fedgrad.aggregate.aggregator import Aggregator
 from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.control import Scan
 from fedgrad.core.errors import PlanError
-from fedgrad.core.evaluate import AT_CLIENT, TO_RUN, Rules, bodies, evaluate, read
+from fedgrad.core.evaluate import AT_CLIENT, Rules, as_it_is, bodies, evaluate, read
 from fedgrad.core.graph import Equation, Exchange
 from fedgrad.core.placement import is_client
-from fedgrad.core.primitives import jax_primitives
+from fedgrad.core.primitives import jax_primitives, source_p
 from fedgrad.core.program import Program
 from fedgrad.executors.clients import Clients, Work, map_sum
 from fedgrad.executors.convolutions import default_rules
@@ -144,7 +144,9 @@ class _Vectorised(Walk):
             return results[: len(exchange.up)], results[len(exchange.up) :]
 
         plain: dict[Any, Any] = {**AT_CLIENT, **default_rules()}
-        fast = {**plain, **{p: r for p, r in TO_RUN.items() if _has(stage.equations, p)}}
+        fast = dict(plain)
+        if any(e.primitive is source_p for e in stage.equations):
+            fast[source_p] = as_it_is  # run and not differentiated, what is marked is what it is
         if exchange.placement in self.ragged or ends_early(stage.equations):
             fast[jax_primitives.dynamic_slice_p] = one_by_one
             fast[jax_primitives.scan_p] = early_exit(fast)
@@ -171,10 +173,6 @@ class _Vectorised(Walk):
         carry, ys = scan.split_outputs(scan.rebuilt([*consts, *carry, *xs], run))
         _, stacked = scan.split_outputs(loop.outputs)
         return [*carry, *[_time_first(y, v.at) for y, v in zip(ys, stacked, strict=True)]]
-
-
-def _has(equations: Sequence[Equation], primitive: Any) -> bool:
-    return any(e.primitive is primitive for e in equations)
 
 
 def _time_first(x: Any, at: str) -> Any:

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.request import Argnums, Mode
+from fedgrad.ad.request import Argnums
+from fedgrad.ad.rules import MODES, Mode
 from fedgrad.ad.transforms import grad, jacobian
 from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.program import Program
@@ -14,7 +15,7 @@ from fedgrad.plan.plan import Plan, plan
 from fedgrad.show.numbers import count, memory, price
 from fedgrad.show.terminal import plain, printed
 
-MODES: tuple[Mode, ...] = ("forward", "reverse", "mixed", "auto")
+SHOWN: tuple[Mode, ...] = (*MODES, "auto")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def explain(
     scalar = _is_scalar(primal, has_aux)
     derive = grad if scalar else jacobian
     rows = []
-    for mode in MODES:
+    for mode in SHOWN:
         try:
             derived = derive(program, argnums, cost if mode == "auto" else mode, has_aux)
             row = plan(derived, *args, **kwargs)

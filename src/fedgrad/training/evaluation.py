@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.population import Population
-from fedgrad.core.dtypes import wide
+from fedgrad.core.dtypes import accumulator
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.operations import broadcast, sum
 from fedgrad.core.placement import CLIENTS
@@ -174,7 +174,7 @@ def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
                 for name, metric in metrics.items()
             }
 
-        zero = jnp.zeros((), wide(params))
+        zero = jnp.zeros((), accumulator(params))
         totals = sum(examples.fold(add, dict.fromkeys(metrics, zero), batch_size))
         count = sum(examples.count)
         return {name: total / count.astype(total.dtype) for name, total in totals.items()}
@@ -186,4 +186,4 @@ def _total(metric: Metric, params: Params, batch: Batch, mask: jax.Array) -> jax
     # What is random in training (dropout) is drawn the same way in every evaluation.
     key = jax.random.key(0) if takes_key(metric) else None
     values = per_example(metric, params, batch, key)
-    return jnp.sum(jnp.where(mask, values.astype(wide(params)), 0))
+    return jnp.sum(jnp.where(mask, values.astype(accumulator(params)), 0))
