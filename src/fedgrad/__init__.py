@@ -36,6 +36,7 @@ from fedgrad.algorithms.variants import (
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.in_memory import cohort, population
+from fedgrad.clients.on_disk import store, stored
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import (
     ArgumentError,
@@ -43,6 +44,7 @@ from fedgrad.core.errors import (
     FederatedError,
     PlacementError,
     PlanError,
+    StoreError,
 )
 from fedgrad.core.operations import broadcast, client_key, mean, sum
 from fedgrad.core.placement import CLIENTS, Placement
@@ -88,6 +90,7 @@ __all__ = [
     "RunFolder",
     "Search",
     "Stop",
+    "StoreError",
     "TensorBoard",
     "Traffic",
     "Trials",
@@ -138,6 +141,8 @@ __all__ = [
     "scaffold",
     "self_tuning",
     "side_by_side",
+    "store",
+    "stored",
     "sum",
     "tasks",
     "uniform",
