@@ -146,7 +146,7 @@ def test_one_file_knows_the_layout_of_control_flow():
 # Who may touch the bodies of an equation: the graph with its fold, and the evaluator. In the others
 # the word stands for JAX's own jaxprs.
 OF_GRAPHS = {"fedgrad.core.graph", "fedgrad.core.evaluate"}
-OF_JAXPRS = {"core.control", "core.check", "core.normal_form", "executors.loops"}
+OF_JAXPRS = {"core.control", "core.bodies", "core.normal_form", "executors.ragged"}
 
 
 def test_only_the_fold_and_the_evaluator_descend_into_bodies():

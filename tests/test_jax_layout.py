@@ -82,7 +82,7 @@ KNOWN = [
         lambda x: jax.lax.dynamic_slice(x, (1,), (2,)),
         (ROWS,),
         "dynamic_slice",
-        "executors/slices.py",
+        "executors/ragged.py",
         [{"slice_sizes"}],
     ),
     (

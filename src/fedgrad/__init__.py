@@ -44,9 +44,8 @@ from fedgrad.core.errors import (
     PlacementError,
     PlanError,
 )
-from fedgrad.core.operations import broadcast, client_key, mean, sum
-from fedgrad.core.placement import CLIENTS, Placement
-from fedgrad.core.program import Program, program
+from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.program import Program, broadcast, client_key, mean, program, sum
 from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
 from fedgrad.show import charts

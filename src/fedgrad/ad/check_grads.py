@@ -12,7 +12,7 @@ from fedgrad.ad.request import Argnums, argument_names
 from fedgrad.ad.rules import MODES, Mode
 from fedgrad.ad.transforms import grad
 from fedgrad.core.errors import ArgumentError, FederatedError, PlanError
-from fedgrad.core.placement import is_client
+from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import struct
 from fedgrad.plan.plan import plan

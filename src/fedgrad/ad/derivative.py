@@ -19,8 +19,7 @@ from fedgrad.ad.subject import Rules, Subject, is_while
 from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import read
-from fedgrad.core.graph import Value
-from fedgrad.core.placement import is_client
+from fedgrad.core.graph import Value, is_client
 from fedgrad.core.primitives import sum_p
 
 Array = jax.Array

@@ -16,12 +16,10 @@ from fedgrad.ad.derivative import derivative, refuse_forward_by_clients
 from fedgrad.ad.local import impossible
 from fedgrad.ad.rules import RULES
 from fedgrad.ad.subject import Rules, Subject, is_while, possible, rule_vectors
-from fedgrad.core.check import check
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
 from fedgrad.core.graph import Graph, Value
-from fedgrad.core.normal_form import traced
 from fedgrad.core.primitives import ClosedJaxpr
-from fedgrad.core.trace import Taken, struct
+from fedgrad.core.trace import Taken, check, struct, traced
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
 

@@ -17,7 +17,7 @@ from fedgrad.ad.subject import Subject, subject
 from fedgrad.clients.examples import Examples
 from fedgrad.core.arguments import Arguments, read_inside
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
-from fedgrad.core.placement import is_client
+from fedgrad.core.graph import is_client
 from fedgrad.core.primitives import ClosedJaxpr
 from fedgrad.core.program import Program
 from fedgrad.core.trace import Taken, struct

@@ -13,12 +13,9 @@ from fedgrad.ad.activity import (
     is_complex,
 )
 from fedgrad.ad.rules import RULES
-from fedgrad.core.check import check
-from fedgrad.core.graph import Exchange, Graph, Value
-from fedgrad.core.normal_form import traced
-from fedgrad.core.placement import is_client
+from fedgrad.core.graph import Exchange, Graph, Value, is_client
 from fedgrad.core.primitives import ClosedJaxpr
-from fedgrad.core.trace import struct
+from fedgrad.core.trace import check, struct, traced
 from fedgrad.plan.cut import cut
 
 Rules = tuple[str, ...]  # the name of the rule of each active unit, in order

@@ -20,7 +20,7 @@ from fedgrad.ad.request import Argnums, Request, argument_names, floating
 from fedgrad.ad.rules import Mode
 from fedgrad.core.arguments import read_inside
 from fedgrad.core.errors import ArgumentError
-from fedgrad.core.placement import Placement
+from fedgrad.core.graph import Placement
 from fedgrad.core.program import Program
 from fedgrad.core.trace import note, struct
 

@@ -31,7 +31,7 @@ from fedgrad.algorithms.safeguards import choose, guarded, ran_away
 from fedgrad.clients.population import Population
 from fedgrad.core.dtypes import common, promoting
 from fedgrad.core.errors import ArgumentError, known_arguments
-from fedgrad.core.placement import CLIENTS, Placement
+from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.program import Program, program
 from fedgrad.core.types import Hyper, Key, Params
 

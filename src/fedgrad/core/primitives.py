@@ -11,7 +11,7 @@ This is the only file that touches `jax.interpreters` and `jax.extend`.
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -155,11 +155,14 @@ def inner_jaxprs(params: dict[str, Any]) -> list[Jaxpr]:
 
 
 def primitives_inside(params: dict[str, Any]) -> set[Primitive]:
+    return {p for jaxpr in inner_jaxprs(params) for p in primitives_of(jaxpr.eqns)}
+
+
+def primitives_of(equations: Iterable[Any]) -> set[Primitive]:
+    """The primitives of equations, also deep inside."""
     found: set[Primitive] = set()
-    for jaxpr in inner_jaxprs(params):
-        for eqn in jaxpr.eqns:
-            found.add(eqn.primitive)
-            found |= primitives_inside(eqn.params)
+    for eqn in equations:
+        found |= {eqn.primitive, *primitives_inside(eqn.params)}
     return found
 
 
