@@ -5,6 +5,7 @@ the mark goes when it holds.
 """
 
 import ast
+import collections
 import functools
 import gc
 import inspect
@@ -271,19 +272,33 @@ def test_a_plan_of_a_derivative_within_another_program_has_its_own_rules():
 
 @pytest.mark.parametrize("mode", ["forward", "reverse", "mixed", "auto"])
 def test_a_derivative_is_derived_as_often_as_rules_were_priced(mode, monkeypatch):
-    from fedgrad.ad import derivative, planner, request
+    from fedgrad.ad import derivative, planner, transforms
+    from fedgrad.core import trace
+    from fedgrad.plan import plan
 
-    made, priced = [], []
-    for module in (planner, request):
-        monkeypatch.setattr(
-            module, "derivative", lambda *a, **k: made.append(1) or derivative.derivative(*a, **k)
-        )
-    price = planner._price
-    monkeypatch.setattr(planner, "_price", lambda *a: priced.append(1) or price(*a))
+    counts = collections.Counter()
+
+    def count(module, name):
+        fun = getattr(module, name)
+        counting = lambda *a, **k: counts.update([name]) or fun(*a, **k)
+        monkeypatch.setattr(module, name, counting)
+
+    count(transforms, "derivative")
+    count(planner, "_priced")
+    count(trace, "make_jaxpr")
+    count(trace, "check")
+    for module in (derivative, planner, plan):
+        count(module, "cut")
     loss, calls = counted()
     fg.grad(loss, mode=mode)(X, Z)
     assert len(calls) == 1
-    assert (len(made), len(priced)) == ((3, 3) if mode == "auto" else (1, 0))
+    priced = 3 if mode == "auto" else 0
+    assert (counts["derivative"], counts["_priced"]) == (priced or 1, priced)
+    # The program itself, and each derivative that is priced or run: what was priced is what runs.
+    made = 1 + (priced or 1)
+    assert (counts["make_jaxpr"], counts["check"]) == (made, made)
+    # And what asks clients twice is compared with what the program itself asks of them.
+    assert counts["cut"] == made + (mode == "auto")
 
 
 def test_choices_are_not_remembered_for_ever():

@@ -50,6 +50,8 @@ class Program:
     placements: dict[str, Placement]
     executor: Executor | None = None
     derived: bool = False  # it is a derivative of another program
+    # How a derivative is made, of arguments that were read, instead of traced (trace.py).
+    derive: Callable[[Any], Any] | None = dataclasses.field(repr=False, default=None)
     signature: inspect.Signature = dataclasses.field(repr=False, default=None)  # type: ignore[assignment]
     # What has been made of the program: shared by copies, so that `.on(...)` compiles only once.
     made: dict[Any, Any] = dataclasses.field(repr=False, default_factory=dict)

@@ -5,9 +5,8 @@ graph that it returns, all inputs of an equation are at one placement (or anywhe
 goes from the server to clients, a sum from clients to the server.
 """
 
-import contextvars
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,29 +51,18 @@ from fedgrad.core.primitives import (
 from fedgrad.core.program import Program
 
 
-@dataclass(frozen=True)
-class Taken:
-    """How a derivative is taken: the rule of each active round ("push", "local", "pull"), and
-    whether clients compute again what they would have to remember."""
-
-    rules: tuple[str, ...] = ()
-    recompute: bool = False
-
-
-# While a program is traced: how the derivatives in it were taken, by the function that took them.
-_taken: contextvars.ContextVar[dict[Any, Taken]] = contextvars.ContextVar("fedgrad_taken")
-
-
-def note(fun: Callable[..., Any], taken: Taken) -> None:
-    """Say how the derivative that `fun` computes was taken; plans of it will tell."""
-    _taken.get({})[fun] = taken
-
-
 @dataclass(frozen=True, eq=False)
 class Traced:
+    """What was traced. Of a derivative, also how it is taken: the rule of each active round, and
+    whether clients compute again what they would have to remember; and its plan, if it was made
+    to find that out."""
+
+    jaxpr: ClosedJaxpr
     graph: Graph
     outputs: Any  # the tree of the result
-    taken: Taken  # if the program is a derivative
+    rules: tuple[str, ...] = ()
+    recompute: bool = False
+    plan: Graph | None = None
 
 
 def struct(value: Value) -> jax.ShapeDtypeStruct:
@@ -82,44 +70,43 @@ def struct(value: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def traced(fun: Any, placements: Sequence[str], *args: Any) -> tuple[ClosedJaxpr, Any]:
-    """Trace one client's view of a function of flat values. Gives the shape of its result, too."""
-    jaxpr, shape = make_jaxpr(fun, placements, *args)
-    if MENDED & primitives_of(jaxpr.jaxpr.eqns):
-        jaxpr = in_normal_form(jaxpr, placements, *args)
-    return jaxpr, shape
-
-
 def trace(program: Program, arguments: Arguments) -> Traced:
     """Trace and check one client's view of the program."""
-    structs = [struct(v) for v in arguments.values]
-    notes: dict[Any, Taken] = {}
-    token = _taken.set(notes)
-    try:
-        jaxpr, shape = traced(
-            lambda *leaves: program.call(arguments.rebuild(list(leaves))),
+    if program.derive is None:
+        made = traced(
+            lambda *leaves: program.call(arguments.rebuild(leaves)),
+            arguments.values,
             program.client_placements,
-            *structs,
+            derived=program.derived,
         )
-    finally:
-        _taken.reset(token)
-    graph = _constants_placed(check(jaxpr, arguments.values, derived=program.derived), program)
-    for value in graph.outputs:
+    else:
+        made = program.derive(arguments)
+    for value in made.graph.outputs:
         if value.shared:
             raise ArgumentError.here(
                 f"{program.name} returns {value.origin}, the store of examples itself. Return what "
                 "it computes of them, for example data.count."
             )
-    return Traced(graph, jax.tree.structure(shape), notes.get(program.fun, Taken()))
+    return _constants_placed(made, program)
 
 
-def _constants_placed(graph: Graph, program: Program) -> Graph:
+def traced(fun: Any, values: Sequence[Value], placements: Sequence[str], **how: bool) -> Traced:
+    """Trace one client's view of a function of flat values, and `check` it."""
+    structs = [struct(v) for v in values]
+    jaxpr, shape = make_jaxpr(fun, placements, *structs)
+    if MENDED & primitives_of(jaxpr.jaxpr.eqns):
+        jaxpr = in_normal_form(jaxpr, placements, *structs)
+    return Traced(jaxpr, check(jaxpr, values, **how), jax.tree.structure(shape))
+
+
+def _constants_placed(made: Traced, program: Program) -> Traced:
     """A constant that is returned is the server's. But where the server does nothing at all and
     nothing else is returned (zeros like a client's value, say), it is each client's."""
+    graph = made.graph
     places = {v.at for v in graph.inputs} | {v.at for e in graph.equations for v in e.outputs}
     beside = any(v.at != ANYWHERE for v in graph.outputs)
     if SERVER in places or beside or len(program.client_placements) != 1:
-        return graph
+        return made
     (at,) = program.client_placements
     copies = {
         v: Equation(
@@ -129,7 +116,8 @@ def _constants_placed(graph: Graph, program: Program) -> Graph:
     }
     outputs = tuple(copies[v].outputs[0] for v in graph.outputs)
     equations = (*graph.equations, *copies.values())
-    return dataclasses.replace(graph, equations=equations, outputs=outputs)
+    placed = dataclasses.replace(graph, equations=equations, outputs=outputs)
+    return dataclasses.replace(made, graph=placed, plan=None)
 
 
 # Captured arrays of more scalars than this, together, are data of the server, not constants of the

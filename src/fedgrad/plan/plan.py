@@ -196,15 +196,16 @@ def ready_plan(
     """The plan of a program as it is run. `recompute`: clients remember nothing between rounds.
     `aggregator`: how sums are computed; by default as the program's executor does."""
     traced = trace(program, arguments)
-    taken = traced.taken
-    again = recompute or taken.recompute
+    again = recompute or traced.recompute
     how = aggregator or getattr(program.executor, "aggregator", plain)
-    graph = cut(traced.graph, again)
+    # What was cut to be priced is what is run, if clients remember as they did then.
+    graph = traced.plan if again == traced.recompute else None
+    graph = graph or cut(traced.graph, again)
     return Plan(
         program.name,
         graph if how is plain else how.applied(graph),
         arguments.clients,
         traced.outputs,
-        taken.rules,
+        traced.rules,
         again,
     )

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from fedgrad.ad.activity import differentiable
+from fedgrad.ad.rules import differentiable
 from fedgrad.core import graph as core
 from fedgrad.core.graph import SERVER, Equation, Exchange, Graph, Value, is_client
 from fedgrad.plan.plan import Plan
