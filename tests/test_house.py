@@ -178,6 +178,23 @@ def test_importing_fedgrad_is_light():
     assert not heavy & set(done.stdout.split())
 
 
+def test_whoever_follows_a_gradient_opens_at_most_15_files():
+    opened = set()
+
+    def note(frame, event, argument):
+        path = pathlib.Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT):
+            opened.add(path.relative_to(ROOT).as_posix())
+
+    loss, _ = counted()
+    sys.setprofile(note)
+    try:
+        fg.grad(loss)(X, Z)
+    finally:
+        sys.setprofile(None)
+    assert "ad/transforms.py" in opened and len(opened) <= 15, opened
+
+
 # --- functions ----------------------------------------------------------------------------------
 
 

@@ -24,11 +24,10 @@ from fedgrad.ad.rules import (
 )
 from fedgrad.core import evaluate as core
 from fedgrad.core.control import Cond
-from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import read
 from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, inside, is_client
-from fedgrad.core.primitives import ClosedJaxpr, bind, client_index, sum_p
+from fedgrad.core.primitives import ClosedJaxpr, bind, client_index, promoting, sum_p
 from fedgrad.core.trace import Traced
 from fedgrad.plan.cut import cut
 

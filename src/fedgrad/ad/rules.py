@@ -18,11 +18,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import Env, evaluate, read
 from fedgrad.core.graph import Equation, Exchange, Value
-from fedgrad.core.primitives import broadcast_p, jax_primitives, primitives_inside, sum_p, where
+from fedgrad.core.primitives import (
+    broadcast_p,
+    jax_primitives,
+    primitives_inside,
+    promoting,
+    sum_p,
+    where,
+)
 
 Array = jax.Array
 # (what was sent, the client's own values) -> what is summed, in the view of one client

@@ -136,6 +136,27 @@ def part(eqn: JaxprEqn, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]
     return ClosedJaxpr(jaxpr, closed.consts), list(used)
 
 
+# --- Dtypes ---------------------------------------------------------------------------------
+# The same whether or not the user lets JAX promote them by itself.
+
+
+def promoting() -> contextlib.AbstractContextManager[None]:
+    """Let JAX promote: code of others who count on it (optax multiplies a float32 by a float64
+    rate), or what is cast at once."""
+    return jax.numpy_dtype_promotion("standard")
+
+
+def common(*arrays: Any) -> Any:
+    """The dtype that holds all of these."""
+    with promoting():
+        return jnp.result_type(*arrays)
+
+
+def accumulator(tree: Any) -> Any:
+    """What to add up many numbers like these in: nothing narrower than float32."""
+    return common(jnp.float32, *jax.tree.leaves(tree))
+
+
 # --- Reading jaxprs ---------------------------------------------------------------------------
 
 # Calls: an equation that only wraps a jaxpr, by the name of the parameter that holds it.

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.dtypes import common
 from fedgrad.core.errors import ArgumentError, PlacementError, nearest
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.primitives import (
     broadcast_p,
     client_index,
+    common,
     counted_p,
     inside,
     source_p,
