@@ -21,6 +21,7 @@ from fedgrad.ad.rules import (
     is_complex,
     pull_basis,
     push_basis,
+    replaced,
 )
 from fedgrad.core import evaluate as core
 from fedgrad.core.control import Cond
@@ -239,7 +240,7 @@ def _of_inputs(
     """(the results, all outputs) as a function of the differentiated inputs; and those."""
 
     def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        outputs = run(_replaced(inputs, subject.wrt, xs))
+        outputs = run(replaced(inputs, subject.wrt, xs))
         return [outputs[j] for j in subject.results], outputs
 
     return fun, [inputs[i] for i in subject.wrt]
@@ -305,7 +306,7 @@ def _meet(
     crossing: list[Value] = []  # the part of it that is differentiated
 
     def first(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        env = start(graph, _replaced(inputs, subject.wrt, xs))
+        env = start(graph, replaced(inputs, subject.wrt, xs))
         advance(before, env, rule_of, back=False)
         names[:] = [v for v in env if v in wanted]
         crossing[:] = [v for v in names if v in subject.active]
@@ -354,13 +355,6 @@ def _multiply(
             ]
             for j, result in enumerate(results)
         ]
-
-
-def _replaced(inputs: list[Any], positions: Sequence[int], xs: Sequence[Any]) -> list[Any]:
-    full = list(inputs)
-    for i, x in zip(positions, xs, strict=True):
-        full[i] = x
-    return full
 
 
 # --- running a program with a rule for each round, which JAX is about to differentiate ---

@@ -182,10 +182,7 @@ def _jacobian(
     """The stage's values and its Jacobian blocks (j, i), of shape values[j] + received[i]."""
 
     def of_active(xs: list[Array]) -> list[Array]:
-        full = list(received)
-        for i, x in zip(active, xs, strict=True):
-            full[i] = x
-        return stage(full, own)
+        return stage(replaced(received, active, xs), own)
 
     shapes = jax.eval_shape(of_active, [received[i] for i in active])
     rows = [
@@ -232,10 +229,7 @@ def _push_own(
     stage: ClientStage, received: list[Array], own: list[Array], d_own: Any, mine: list[int]
 ) -> list[Array]:
     def of_own(xs: list[Array]) -> list[Array]:
-        full = list(own)
-        for i, x in zip(mine, xs, strict=True):
-            full[i] = x
-        return stage(received, full)
+        return stage(received, replaced(own, mine, xs))
 
     _, tangents = jax.jvp(of_own, ([own[i] for i in mine],), ([d_own[i] for i in mine],))
     return list(tangents)
@@ -285,6 +279,14 @@ def has_custom_vjp(equation: Equation) -> bool:
     """Is there a custom_vjp, which JAX cannot push tangents through?"""
     primitive = jax_primitives.custom_vjp_call_p
     return equation.primitive is primitive or primitive in primitives_inside(equation.params)
+
+
+def replaced(values: Sequence[Any], positions: Sequence[int], xs: Sequence[Any]) -> list[Any]:
+    """The values, with others at these positions."""
+    full = list(values)
+    for i, x in zip(positions, xs, strict=True):
+        full[i] = x
+    return full
 
 
 def impossible(error: Exception) -> str | None:

@@ -19,11 +19,7 @@ from fedgrad.core.bodies import CONTROL_FLOW, custom
 from fedgrad.core.control import scan_of
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
 from fedgrad.core.graph import ANYWHERE, OUTER, SERVER, Equation, Graph, Origin, Value, is_client
-from fedgrad.core.misuse import (
-    refuse_broadcast,
-    refuse_mix,
-    refuse_sum,
-)
+from fedgrad.core.misuse import refuse_broadcast, refuse_mix, refuse_sum
 from fedgrad.core.normal_form import MENDED, in_normal_form
 from fedgrad.core.primitives import (
     CALLS,

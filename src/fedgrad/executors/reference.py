@@ -67,24 +67,13 @@ class InPython(Walk):
     def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
         assert loop.control is not None
         run = self.run if loop.kind == "cond" else self.iteration
-        return loop.control.in_python(inputs, bodies(loop, run), _Rows(self, loop.outputs))
+        outputs = loop.control.in_python(inputs, bodies(loop, run), self)
+        return [*outputs, *map(self._nothing, loop.outputs[len(outputs) :])]
 
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    walk: InPython
-    outputs: Sequence[Value]
-
-    def row(self, x: Any, i: int) -> Any:
-        return self.walk.row(x, i)
-
-    def stacked(self, rows: Sequence[Any]) -> Any:
-        return self.walk.stacked(rows)
-
-    def nothing(self, output: int) -> Any:
-        value = self.outputs[output]
+    def _nothing(self, value: Value) -> Any:
+        """No iterations as one array."""
         empty = jnp.zeros(value.aval.shape, value.aval.dtype)
-        return self.walk.at_clients(empty, value.at) if is_client(value.at) else empty
+        return self.at_clients(empty, value.at) if is_client(value.at) else empty
 
 
 class _OneByOne(InPython):
