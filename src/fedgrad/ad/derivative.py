@@ -48,6 +48,7 @@ class Subject:
     placements: tuple[str, ...]
     jaxpr: ClosedJaxpr
     graph: Graph
+    tree: Any  # of its result
     plan: Graph  # cut with recompute, so that every stage stands for itself
     wrt: tuple[int, ...]  # positions among the inputs
     results: tuple[int, ...]  # positions among the outputs
@@ -98,6 +99,7 @@ def subject(
         tuple(placements),
         made.jaxpr,
         graph,
+        made.outputs,
         plan,
         tuple(wrt),
         chosen,

@@ -68,15 +68,15 @@ def vjp(program: Program, argnums: Argnums = 0) -> Program:
 
     def run(bound: dict[str, Any], cotangent: Any) -> Any:
         arguments = read_inside(plain, bound)
-        found, tree = request.trace(arguments, nested=True)
+        found = request.trace(arguments, nested=True)
         results = [struct(v) for v in found.graph.outputs]
-        y = jax.tree.unflatten(tree, results)
+        y = jax.tree.unflatten(found.tree, results)
         _check_like(cotangent, y, "fg.vjp", "cotangent", "the result")
         leaves = jax.tree.leaves(cotangent)
         cotangents = [_as(leaves[j], results[j]) for j in found.results]
         inputs = [jnp.asarray(x) for x in arguments.leaves]
         outputs, row = pulled_back(found, inputs, cotangents)
-        return jax.tree.unflatten(tree, outputs), request.by_argument(row, arguments)
+        return jax.tree.unflatten(found.tree, outputs), request.by_argument(row, arguments)
 
     key = ("vjp", names, single)
     made = program.once(key, lambda: _extended(plain, run, "vjp", "cotangent", None))

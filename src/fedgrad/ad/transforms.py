@@ -6,10 +6,11 @@ What is differentiated may also be at clients; then the derivative is there too,
 """
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import Traced, struct, traced
 
+T = TypeVar("T")
 Argnums = int | str | Sequence[int | str]
 
 REMEMBERED = 32  # choices for other shapes of the arguments
@@ -139,54 +141,83 @@ class Request:
         """Is the way chosen by what it costs?"""
         return self.mode == "auto" or isinstance(self.mode, CostModel)
 
+    @property
+    def cost(self) -> CostModel:
+        """What it costs, then."""
+        return self.mode if isinstance(self.mode, CostModel) else CostModel()
+
     def inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The derivative inside of another program, in the view of the server and one client."""
         arguments = read_inside(self.program, self.program.bind(args, kwargs))
-        made = self.derive(arguments, nested=True)
         inputs = [jnp.asarray(x) for x in arguments.leaves]
+        found = self.trace(arguments, nested=True)
+        known = self._known(found, arguments)
+        if known is not None:
+            fun = functools.partial(self._function, found, arguments)
+            return self._by_rules(found, known[0], lambda rules, way: fun(rules, way)(*inputs))
+        made = self._choose(found, arguments, nested=True)
         outputs = jax.core.eval_jaxpr(made.jaxpr.jaxpr, made.jaxpr.consts, *inputs)
         return jax.tree.unflatten(made.outputs, outputs)
 
-    def derive(self, arguments: Arguments, nested: bool = False) -> Traced:
-        """The derivative for such arguments: traced, and planned where that was done to choose it.
-        `nested`: as a part of another program."""
-        found, tree = self.trace(arguments, nested)
+    def derive(self, arguments: Arguments) -> Traced:
+        """The derivative for such arguments, traced; and planned, if that was done to choose it."""
+        found = self.trace(arguments, nested=False)
+        known = self._known(found, arguments)
+        if known is None:
+            return self._choose(found, arguments, nested=False)
+        rules, recompute = known
+        make = functools.partial(self._made, found, arguments, False)
+        return dataclasses.replace(self._by_rules(found, rules, make), recompute=recompute)
 
-        def make(rules: Rules, forward: bool | None = None) -> Traced:
-            def fun(*leaves: Any) -> Any:
-                outputs, blocks = derivative(found, list(leaves), rules, forward)
-                result = jax.tree.unflatten(tree, outputs)
-                y, aux = result if self.has_aux else (result, None)
-                slope = self.assemble(y, arguments, blocks)
-                if self.with_value:
-                    return result, slope
-                return (slope, aux) if self.has_aux else slope
+    def _function(
+        self, found: Subject, arguments: Arguments, rules: Rules, forward: bool | None
+    ) -> Callable[..., Any]:
+        """The derivative by these rules as a function of flat values."""
 
-            made = traced(fun, arguments.values, found.placements, nested=nested, derived=True)
-            return dataclasses.replace(made, rules=rules)
+        def fun(*leaves: Any) -> Any:
+            outputs, blocks = derivative(found, list(leaves), rules, forward)
+            result = jax.tree.unflatten(found.tree, outputs)
+            y, aux = result if self.has_aux else (result, None)
+            slope = self.assemble(y, arguments, blocks)
+            if self.with_value:
+                return result, slope
+            return (slope, aux) if self.has_aux else slope
 
-        if isinstance(self.mode, str) and self.mode in MODES:
-            rule = MODES[self.mode]
-            return self._by_rules(make, found, (rule.name,) * len(found.units), rule.forward)
-        cost = self.mode if isinstance(self.mode, CostModel) else CostModel()
-        if not found.units and cost.client_memory is None:  # there is nothing to choose
-            return self._by_rules(make, found, (), None)
-        key = (arguments.key, found.signature)
-        if key in self.choices:
-            rules, recompute = self.choices[key]
-            made = self._by_rules(make, found, rules, None)
-            return dataclasses.replace(made, recompute=recompute)
-        made = choose(found, cost, make)
+        return fun
+
+    def _made(
+        self,
+        found: Subject,
+        arguments: Arguments,
+        nested: bool,
+        rules: Rules,
+        forward: bool | None = None,
+    ) -> Traced:
+        """The derivative by these rules, traced."""
+        fun = self._function(found, arguments, rules, forward)
+        made = traced(fun, arguments.values, found.placements, nested=nested, derived=True)
+        return dataclasses.replace(made, rules=rules)
+
+    def _known(self, found: Subject, arguments: Arguments) -> tuple[Rules, bool] | None:
+        """The rules, and whether clients compute again; None if they have to be chosen."""
+        if not self.auto:
+            return (MODES[self.mode].name,) * len(found.units), False  # type: ignore[index]
+        if not found.units and self.cost.client_memory is None:
+            return (), False
+        return self.choices.get((arguments.key, found.signature))
+
+    def _choose(self, found: Subject, arguments: Arguments, nested: bool) -> Traced:
+        make = functools.partial(self._made, found, arguments, nested)
+        made = choose(found, self.cost, make)
         while len(self.choices) >= REMEMBERED:
             self.choices.pop(next(iter(self.choices)), None)
-        self.choices[key] = made.rules, made.recompute
+        self.choices[arguments.key, found.signature] = made.rules, made.recompute
         return made
 
-    def _by_rules(
-        self, make: Callable[..., Traced], found: Subject, rules: Rules, forward: bool | None
-    ) -> Traced:
-        """Made by these rules. Where only the server works, a rule's mode says which way, forward
-        or not; the others leave it free."""
+    def _by_rules(self, found: Subject, rules: Rules, make: Callable[[Rules, bool], T]) -> T:
+        """What `make` makes by these rules and one way, forward or not: where only the server
+        works, a rule's mode says which; the others leave it free."""
+        forward = None if self.auto else MODES[self.mode].forward  # type: ignore[index]
         way = found.widens if forward is None else forward
         try:
             return make(rules, way)
@@ -204,8 +235,8 @@ class Request:
                 "custom_vjp."
             ) from error
 
-    def trace(self, arguments: Arguments, nested: bool) -> tuple[Subject, Any]:
-        """The program as it is differentiated, and the tree of its result."""
+    def trace(self, arguments: Arguments, nested: bool) -> Subject:
+        """The program as it is differentiated. `nested`: as a part of another program."""
         wrt = floating(arguments, self.names)
         given = arguments.rebuild(arguments.leaves)
         for name in self.names:
@@ -237,7 +268,7 @@ class Request:
         results = range(len(jax.tree.leaves(y)))
         found = subject(self.program.name, made, placements, wrt, results)
         self.check_result(found, y)
-        return found, made.outputs
+        return found
 
     def check_result(self, found: Subject, y: Any) -> None:
         if self.mode != "reverse" and found.complex:
