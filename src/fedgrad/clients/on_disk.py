@@ -107,10 +107,10 @@ class OnDisk(Population):
 
         return Draws(self, Ahead(load))
 
-    def portions(self) -> Generator[tuple[Any, int]]:
+    def portions(self) -> Generator[Cohort]:
         """All clients, as many at a time as fit; the next ones are loaded in the background."""
         if self.bytes <= PORTION:
-            yield self.everyone, 0
+            yield self.everyone
             return
         size = self._together()
         starts = range(0, len(self), size)
@@ -120,8 +120,7 @@ class OnDisk(Population):
             return self._load(np.arange(starts[number], last, dtype=np.int32))
 
         with closing(Draws(self, Ahead(load, last=len(starts) - 1))) as portions:
-            for number, start in enumerate(starts):
-                yield portions(number), start
+            yield from map(portions, range(len(starts)))
 
     def some_data(self) -> list[np.ndarray]:
         """The first example of a few clients, and how many everybody has."""

@@ -1,22 +1,27 @@
 """How good a model is: what is measured, of whom, and how often."""
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.population import Population
+from fedgrad.core.arguments import ClientData
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.primitives import accumulator
 from fedgrad.core.program import Executor, Program, broadcast, program, sum
 from fedgrad.core.types import Batch, Params
 
+Progress = Callable[[int, int], None]  # (clients that are done, of how many)
 # (params, batch) -> one number per example
 Metric = Callable[..., Any]
 
@@ -30,13 +35,15 @@ class Evaluation:
     With `clients`: the mean of metrics over all their examples. `metrics` are functions
     `(params, batch)` that give one number per example, by name. It is a program, in which only sums
     leave a client; `batch_size` is how many examples a client works on at a time, 100 if nothing is
-    said. Without clients it is a function of the model, whatever that does.
+    said. Clients on disk that are too many for the device are gone over portion by portion; a
+    cohort, such as `clients.sample(key, 1000)`, is a sample of them, always the same. Without
+    clients it is a function of the model, whatever that does.
     """
 
     def __init__(
         self,
         metrics: Mapping[str, Metric] | Callable[[Any], Mapping[str, Any]],
-        clients: Population | None = None,
+        clients: Population | ClientData | None = None,
         batch_size: int | None = None,
         every: int = 10,
     ) -> None:
@@ -58,18 +65,34 @@ class Evaluation:
                 'fg.Evaluation takes functions by name, such as {"loss": loss}, got '
                 f"{type(metrics).__name__}."
             )
-        if not isinstance(clients, Population):
+        if not isinstance(clients, ClientData):
             raise ArgumentError.here(
                 f"fg.Evaluation takes a population, got {type(clients).__name__}. Write "
                 "fg.population([client_0, client_1, ...])."
             )
         batch_size = 100 if batch_size is None else batch_size
         require_whole("batch_size", batch_size)
-        self.program, self.clients = _means(metrics, batch_size), clients.everyone
+        self.program, self.clients = _means(metrics, batch_size), clients
 
-    def __call__(self, params: Params) -> Mapping[str, Any]:
-        """The metrics of a model."""
-        return self.program(params, self.clients) if self.program else self.function(params)
+    def __call__(self, params: Params, progress: Progress | None = None) -> Mapping[str, Any]:
+        """The metrics of a model. `progress` is told how many clients are done, of how many, where
+        they are not all asked at once."""
+        if self.program is None:
+            return self.function(params)
+        if not isinstance(self.clients, Population):
+            return self.program(params, self.clients)
+        with closing(self.clients.portions()) as portions:
+            first = next(portions)
+            if len(first) == len(self.clients):
+                return self.program(params, first)
+            found, done = [], 0
+            for portion in itertools.chain([first], portions):
+                found.append((self.program(params, portion), portion.count))
+                jax.block_until_ready(found[-2:-1])  # one is computed, and no more are in line
+                done += len(portion)
+                if progress is not None:
+                    progress(done, len(self.clients))
+            return _mean(found)
 
     def on(self, executor: Executor) -> "Evaluation":
         """The same evaluation, run by another executor."""
@@ -145,11 +168,11 @@ class Evaluations:
         """Those that are not due in this round."""
         return Evaluations({n: e for n, e in self.by_name.items() if round % e.every})
 
-    def __call__(self, params: Params) -> dict[str, Any]:
+    def __call__(self, params: Params, progress: Progress | None = None) -> dict[str, Any]:
         """The metrics of a model, by the name of the evaluation where they have one."""
         found: dict[str, Any] = {}
         for name, evaluation in self.by_name.items():
-            metrics = evaluation(params)
+            metrics = evaluation(params, progress)
             if not isinstance(metrics, Mapping):
                 raise ArgumentError.here(
                     f"evaluate={name or ''} gave {type(metrics).__name__}. Give metrics by name, "
@@ -157,6 +180,17 @@ class Evaluations:
                 )
             found |= {name: metrics} if name else metrics
         return found
+
+
+def _mean(found: list[tuple[Any, Any]]) -> Any:
+    """The mean over all examples, of means over some of them and how many each client has."""
+    weights = [float(np.sum(counts, dtype=np.int64)) for _, counts in found]
+
+    def mean(*parts: Any) -> np.ndarray:
+        total = np.average(np.asarray(parts, np.float64), axis=0, weights=weights)
+        return np.asarray(total, parts[0].dtype)
+
+    return jax.tree.map(mean, *(means for means, _ in found))
 
 
 def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
