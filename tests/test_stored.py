@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.clients import ahead, on_disk, stored
+from fedgrad.clients import ahead, folder, on_disk
 from fedgrad.clients.stored import Writer
 from laws import EXECUTORS, every_executor
 from line import FIRST, line, mean_square, points
@@ -255,7 +255,7 @@ def test_the_number_of_shapes_is_bounded(tmp_path):
 
 def test_memory_is_bounded(tmp_path, monkeypatch):
     """However long it trains, only the buffers of the rounds in line are there."""
-    made, most, aligned = [], [], stored._aligned
+    made, most, aligned = [], [], folder._aligned
 
     def counted(shape, dtype):
         array = aligned(shape, dtype)
@@ -263,7 +263,7 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
         most.append(sum(ref() is not None for ref in made))
         return array
 
-    monkeypatch.setattr(stored, "_aligned", counted)
+    monkeypatch.setattr(folder, "_aligned", counted)
     clients = fg.store(tmp_path / "clients", POINTS)
     train(LINE, clients, 60)
     assert len(made) >= 2 * 60  # two leaves
@@ -489,12 +489,12 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_does_not_open(case, tmp_path):
     change, message = BROKEN[case]
-    folder = tmp_path / "clients"
-    fg.store(folder, POINTS[:3])
-    change(folder)
+    path = tmp_path / "clients"
+    fg.store(path, POINTS[:3])
+    change(path)
     with pytest.raises(fg.StoreError, match=message) as error:
-        fg.stored(folder)
-    assert str(folder) in str(error.value) and __file__ in str(error.value)
+        fg.stored(path)
+    assert str(path) in str(error.value) and __file__ in str(error.value)
 
 
 def test_what_a_population_on_disk_cannot_do(disk):

@@ -13,9 +13,10 @@ import numpy as np
 from fedgrad.clients import sampling
 from fedgrad.clients.ahead import Ahead
 from fedgrad.clients.cohort import Cohort
+from fedgrad.clients.folder import Folder, Unreadable
 from fedgrad.clients.in_memory import everywhere
 from fedgrad.clients.population import Population, require_clients
-from fedgrad.clients.stored import Folder, Unreadable, Writer
+from fedgrad.clients.stored import Writer
 from fedgrad.core.errors import CohortError, StoreError
 from fedgrad.core.types import Key
 
@@ -98,14 +99,14 @@ class OnDisk(Population):
         with _told():
             return self._cohort(self._load(require_clients(clients, len(self))))
 
-    def draws(self, key: Key, size: int, role: str = "cohort") -> "Draws":
+    def draws(self, key: Key, size: int, role: str = "cohort") -> "Cohorts":
         """The next rounds' cohorts are loaded in the background."""
         words, _ = sampling.read_key(key)
 
         def load(round: int) -> Loaded:
             return self._load(sampling.positions(words, round, role, len(self), size))
 
-        return Draws(self, Ahead(load))
+        return Cohorts(self, Ahead(load))
 
     def portions(self) -> Generator[Cohort]:
         """All clients, as many at a time as fit; the next ones are loaded in the background."""
@@ -119,7 +120,7 @@ class OnDisk(Population):
             last = min(starts[number] + size, len(self))
             return self._load(np.arange(starts[number], last, dtype=np.int32))
 
-        with closing(Draws(self, Ahead(load, last=len(starts) - 1))) as portions:
+        with closing(Cohorts(self, Ahead(load, last=len(starts) - 1))) as portions:
             yield from map(portions, range(len(starts)))
 
     def some_data(self) -> list[np.ndarray]:
@@ -185,7 +186,7 @@ class OnDisk(Population):
         return size
 
 
-class Draws:
+class Cohorts:
     """Cohorts by number, of rounds or of portions, loaded ahead."""
 
     def __init__(self, population: OnDisk, ahead: Ahead[Loaded]) -> None:
