@@ -6,8 +6,9 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,35 +88,39 @@ class Folder:
             view = bytes_of(array)
             try:
                 with open(self.path / leaf.file, "rb", buffering=0) as file:
-                    for client, start, place, length in self._runs(clients, leaf.bytes):
+                    for start, place, length in self._runs(clients, leaf.bytes):
                         file.seek(start)
-                        self._fill(file, view[place : place + length], client)
+                        self._fill(file, view[place : place + length], leaf)
             except OSError as error:
                 raise Unreadable(f"{self.path / leaf.file}: {error.strerror}") from error
             fill(array, filled)
             found.append(array)
         return jax.tree.map(lambda number: found[number], self.tree)
 
-    def _runs(self, clients: np.ndarray, size: int) -> Iterator[tuple[int, int, int, int]]:
-        """What is read at once, neighbours together: the first client, and in bytes where it is in
-        the file, where it goes, and how long it is."""
+    def _runs(self, clients: np.ndarray, size: int) -> Iterator[tuple[int, int, int]]:
+        """What is read at once, neighbours together: in bytes where it is in the file, where it
+        goes, and how long it is."""
         begin, count = self.offsets[clients], self.counts[clients].astype(np.int64)
         end = begin + count
         first = np.flatnonzero(np.r_[True, begin[1:] != end[:-1]])
         last = np.r_[first[1:], len(clients)] - 1
         place = (np.cumsum(count) - count)[first]
-        length = end[last] - begin[first]
-        table = (clients[first], begin[first] * size, place * size, length * size)
-        return zip(*(column.tolist() for column in table), strict=True)
+        table = (begin[first], place, end[last] - begin[first])
+        return zip(*((column * size).tolist() for column in table), strict=True)
 
-    def _fill(self, file: BinaryIO, view: memoryview, client: int) -> None:
+    def _fill(self, file: FileIO, view: memoryview, leaf: Leaf) -> None:
         done = 0
         while done < len(view):
-            more = file.readinto(view[done:])  # type: ignore[attr-defined]
+            try:
+                more, why = file.readinto(view[done:]), "the file was cut off"
+            except OSError as error:
+                more, why = None, str(error.strerror)
             if not more:
+                row = file.tell() // leaf.bytes
+                client = int(np.searchsorted(self.offsets, row, side="right")) - 1
                 raise Unreadable(
-                    f"{file.name} ends before the examples of client {client} (or of one after "
-                    "it) do. It was cut off since the store was opened: write it again."
+                    f"{self.path / leaf.file}: the examples of client {client} cannot be read "
+                    f"({why}), as they could when the store was opened. Write it again."
                 )
             done += more
 
