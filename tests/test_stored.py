@@ -18,6 +18,7 @@ import pytest
 import fedgrad as fg
 from fedgrad.clients import ahead, folder, on_disk
 from fedgrad.clients.stored import Writer
+from fedgrad.training import progress
 from laws import EXECUTORS, every_executor
 from line import FIRST, line, mean_square, points
 
@@ -199,12 +200,14 @@ def test_evaluation_portion_by_portion(disk, monkeypatch):
     assert not loading()
 
 
-def test_portions_in_fit(disk, monkeypatch):
+def test_portions_in_fit(disk, monkeypatch, capsys):
     monkeypatch.setattr(on_disk, "PORTION", disk.bytes // 6)
+    monkeypatch.setattr(progress.Plain, "seconds", 0.0)
     found, wanted = (
-        train(LINE, c, evaluate=fg.Evaluation({"loss": mean_square}, c, every=2))
+        train(LINE, c, evaluate=fg.Evaluation({"loss": mean_square}, c, every=2), progress=True)
         for c in (disk, MEMORY)
     )
+    assert "/6 · evaluating, 40 of 40 clients" in capsys.readouterr().err
     np.testing.assert_allclose(found.history["eval.loss"], wanted.history["eval.loss"], rtol=1e-6)
     assert not loading()
 
