@@ -51,8 +51,10 @@ def require_same(found, wanted):
 
 @fg.program(data=fg.CLIENTS)
 def squares(w, data):
+    model = {"w": fg.broadcast(w)}
+
     def add(total, batch, mask):
-        return total + jnp.sum(jnp.where(mask, mean_square({"w": fg.broadcast(w)}, batch), 0))
+        return total + jnp.sum(jnp.where(mask, mean_square(model, batch), 0))
 
     total = data.fold(add, jnp.zeros((), w.dtype), 4, key=fg.client_key(KEY))
     return fg.mean(total, weights=data.count.astype(w.dtype))
