@@ -28,7 +28,7 @@ from fedgrad.core.control import Cond
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import read
 from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, inside, is_client
-from fedgrad.core.primitives import ClosedJaxpr, bind, client_index, promoting, sum_p
+from fedgrad.core.primitives import bind, client_index, promoting, sum_p
 from fedgrad.core.trace import Traced
 from fedgrad.plan.cut import cut
 
@@ -36,7 +36,6 @@ Array = jax.Array
 Blocks = list[list[Array]]  # derivative[j][i] of shape results[j] + wrt[i]
 Rules = tuple[str, ...]  # the name of the rule of each active unit, in order
 Unit = Exchange | Equation  # what gets a rule of its own: one round with one placement, or a loop
-
 RuleOf = Callable[[Unit], str]  # the name of its rule
 
 
@@ -46,7 +45,6 @@ class Subject:
 
     name: str
     placements: tuple[str, ...]
-    jaxpr: ClosedJaxpr
     graph: Graph
     tree: Any  # of its result
     plan: Graph  # cut with recompute, so that every stage stands for itself
@@ -97,7 +95,6 @@ def subject(
     return Subject(
         name,
         tuple(placements),
-        made.jaxpr,
         graph,
         made.outputs,
         plan,
@@ -154,7 +151,7 @@ def speaks(unit: Unit) -> bool:
     return any(r.speaks for graph in inside(unit) for r in graph.rounds)
 
 
-# --- the derivative ---
+# --- the derivative ---------------------------------------------------------------------------
 
 
 def derivative(
@@ -166,29 +163,24 @@ def derivative(
     results, where the rules leave it free: never a matrix of the model's size squared for a few
     hyperparameters. `forward` decides instead where no round is active.
     """
-    if forward is None:
-        forward = subject.widens
     by_unit = {unit: rule for rule, (_, unit) in zip(rules, subject.units, strict=True)}
 
     def rule_of(unit: Unit) -> str:
         return by_unit.get(unit, "push")  # an inactive round has no derivative to take
 
-    special = {unit for unit, rule in by_unit.items() if rule == "local" or has_cond(unit)}
-    if len(set(rules)) <= 1 and (not special or "push" in rules):
-        pushed = "push" in rules or (forward and not rules)
-        return _one_way(subject, inputs, _original(subject), pushed)
-    turn = _turning_point(subject, rules)
+    turn = _turning_point(subject, rules, forward)
     if turn in (0, len(subject.plan.equations)):
-        run = _by_rules(subject, rule_of, back=turn == 0)
-        return _one_way(subject, inputs, run, forward=turn > 0)
+        return _one_way(subject, inputs, rule_of, forward=turn > 0)
     return _meet(subject, inputs, rule_of, turn)
 
 
-def _turning_point(subject: Subject, rules: Rules) -> int:
+def _turning_point(subject: Subject, rules: Rules, way: bool | None) -> int:
     """The equation from which on we go backward: the next round or loop behind the last one that
     is passed forward."""
     equations = subject.plan.equations
-    ways = [RULES[rule].forward for rule in rules]
+    ways = [RULES[rule].forward for rule in rules] or [subject.widens if way is None else way]
+    if None not in ways and len(set(ways)) == 1:
+        return len(equations) if ways[0] else 0
     forward = [
         at for way, (at, unit) in zip(ways, subject.units, strict=True) if way or is_while(unit)
     ]
@@ -203,18 +195,10 @@ def _turning_point(subject: Subject, rules: Rules) -> int:
     return next((i for i in behind if equations[i].bodies), len(equations))
 
 
-def _original(subject: Subject) -> Callable[[list[Any]], list[Array]]:
-    return lambda full: jax.core.eval_jaxpr(subject.jaxpr.jaxpr, subject.jaxpr.consts, *full)
-
-
-def _by_rules(subject: Subject, rule_of: RuleOf, back: bool) -> Callable[[list[Any]], list[Array]]:
-    return lambda full: evaluate(subject.plan, full, rule_of, back)
-
-
 def _one_way(
-    subject: Subject, inputs: list[Any], run: Callable[[list[Any]], list[Array]], forward: bool
+    subject: Subject, inputs: list[Any], rule_of: RuleOf, forward: bool
 ) -> tuple[list[Array], Blocks]:
-    fun, xs = _of_inputs(subject, inputs, run)
+    fun, xs = _of_inputs(subject, inputs, rule_of, back=not forward)
     if forward:
         refuse_forward_by_clients(subject)
         _, blocks, outputs = push_basis(fun, xs)
@@ -228,21 +212,18 @@ def pulled_back(
     subject: Subject, inputs: list[Any], cotangents: list[Array]
 ) -> tuple[list[Array], list[Array]]:
     """All outputs; and cotangents of the results, pulled back to the differentiated inputs."""
-    special = any(has_cond(unit) for _, unit in subject.units)
-    run = _by_rules(subject, lambda unit: "pull", back=True) if special else _original(subject)
-
-    fun, xs = _of_inputs(subject, inputs, run)
+    fun, xs = _of_inputs(subject, inputs, lambda unit: "pull", back=True)
     _, pull, outputs = jax.vjp(fun, xs, has_aux=True)
     return outputs, _at_home(subject, xs, pull(cotangents)[0])
 
 
 def _of_inputs(
-    subject: Subject, inputs: list[Any], run: Callable[[list[Any]], list[Array]]
+    subject: Subject, inputs: list[Any], rule_of: RuleOf, back: bool
 ) -> tuple[Callable[[list[Array]], tuple[list[Array], list[Array]]], list[Array]]:
     """(the results, all outputs) as a function of the differentiated inputs; and those."""
 
     def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        outputs = run(replaced(inputs, subject.wrt, xs))
+        outputs = evaluate(subject.plan, replaced(inputs, subject.wrt, xs), rule_of, back)
         return [outputs[j] for j in subject.results], outputs
 
     return fun, [inputs[i] for i in subject.wrt]
@@ -359,7 +340,7 @@ def _multiply(
         ]
 
 
-# --- running a program with a rule for each round, which JAX is about to differentiate ---
+# --- running a program with a rule for each round, which JAX is about to differentiate --------
 
 
 def evaluate(graph: Graph, inputs: Sequence[Any], rule_of: RuleOf, back: bool) -> list[Any]:

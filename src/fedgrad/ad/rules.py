@@ -70,7 +70,7 @@ def plain(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: 
 
 
 def local(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: Env) -> list[Any]:
-    """Given a derivative of its own: the sum of the clients' Jacobians (local.py)."""
+    """Given a derivative of its own: the sum of the clients' Jacobians."""
     if not exchange.up or _complex(exchange):
         return plain(exchange, sent, own, clients)
     _refuse_custom_vjp(exchange)
@@ -120,7 +120,7 @@ RULES = {
 MODES: dict[Mode, Rule] = {RULES[name].mode: RULES[name] for name in ("push", "pull", "local")}
 
 
-# --- the local rule: a round is one function, and its clients can send its Jacobian ---
+# --- the local rule: a round is one function, and its clients can send its Jacobian -----------
 # Seen from the server, broadcast -> client stage -> sum maps what was sent to what comes back. Its
 # derivative is the sum of the clients' own Jacobians. Each client builds its Jacobian by itself,
 # the Jacobians are summed like everything else, and the server multiplies. Nothing more goes down,
@@ -249,7 +249,7 @@ def _zero_array(x: Array) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
-# --- what can be differentiated, and by pushing or pulling a basis ---
+# --- what can be differentiated, and by pushing or pulling a basis ----------------------------
 
 
 def is_float(x: Any) -> bool:

@@ -136,7 +136,7 @@ def part(eqn: JaxprEqn, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]
     return ClosedJaxpr(jaxpr, closed.consts), list(used)
 
 
-# --- Dtypes ---------------------------------------------------------------------------------
+# --- Dtypes -----------------------------------------------------------------------------------
 # The same whether or not the user lets JAX promote them by itself.
 
 
