@@ -189,11 +189,7 @@ def primitives_of(equations: Iterable[Any]) -> set[Primitive]:
 
 def communicates(params: dict[str, Any]) -> bool:
     """Is there communication in the jaxprs of an equation?"""
-    return any(
-        eqn.primitive in (broadcast_p, sum_p) or communicates(eqn.params)
-        for jaxpr in inner_jaxprs(params)
-        for eqn in jaxpr.eqns
-    )
+    return not primitives_inside(params).isdisjoint((broadcast_p, sum_p))
 
 
 def inner_constants(params: dict[str, Any]) -> list[Any]:
