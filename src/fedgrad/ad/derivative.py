@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad import branches
+from fedgrad.ad.branches import pulled_cond
 from fedgrad.ad.rules import (
     RULES,
     depends,
@@ -23,10 +23,9 @@ from fedgrad.ad.rules import (
     push_basis,
     replaced,
 )
-from fedgrad.core import evaluate as core
 from fedgrad.core.control import Cond
 from fedgrad.core.errors import PlanError
-from fedgrad.core.evaluate import read
+from fedgrad.core.evaluate import Env, Walk, bodies, evaluate, read
 from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, inside, is_client
 from fedgrad.core.primitives import bind, client_index, promoting, sum_p
 from fedgrad.core.trace import Traced
@@ -223,7 +222,8 @@ def _of_inputs(
     """(the results, all outputs) as a function of the differentiated inputs; and those."""
 
     def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        outputs = evaluate(subject.plan, replaced(inputs, subject.wrt, xs), rule_of, back)
+        walk = _ByRules(rule_of, back)
+        outputs = walk.run(subject.plan, replaced(inputs, subject.wrt, xs))
         return [outputs[j] for j in subject.results], outputs
 
     return fun, [inputs[i] for i in subject.wrt]
@@ -289,8 +289,9 @@ def _meet(
     crossing: list[Value] = []  # the part of it that is differentiated
 
     def first(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        env = start(graph, replaced(inputs, subject.wrt, xs))
-        advance(before, env, rule_of, back=False)
+        walk = _ByRules(rule_of, back=False)
+        env = walk.start(graph, replaced(inputs, subject.wrt, xs))
+        evaluate(before, env, with_bodies=walk.with_bodies)
         names[:] = [v for v in env if v in wanted]
         crossing[:] = [v for v in names if v in subject.active]
         return [env[v] for v in crossing], [env[v] for v in names]
@@ -301,7 +302,7 @@ def _meet(
     def second(middle: list[Array]) -> tuple[list[Array], list[Array]]:
         env = dict(zip(names, everything, strict=True))
         env.update(zip(crossing, middle, strict=True))
-        advance(after, env, rule_of, back=True)
+        evaluate(after, env, with_bodies=_ByRules(rule_of, back=True).with_bodies)
         outputs = [read(env, v) for v in graph.outputs]
         return [outputs[j] for j in subject.results], outputs
 
@@ -343,50 +344,36 @@ def _multiply(
 # --- running a program with a rule for each round, which JAX is about to differentiate --------
 
 
-def evaluate(graph: Graph, inputs: Sequence[Any], rule_of: RuleOf, back: bool) -> list[Any]:
-    """The outputs of a program (cut with recompute, so that every stage stands for itself).
+class _ByRules(Walk):
+    """As the server and one client see it; the plan was cut with recompute, so that every stage
+    stands for itself. `back`: a derivative will be pulled back through it, not pushed forward."""
 
-    `back`: a derivative will be pulled back through it, and not pushed forward.
-    """
-    env = start(graph, inputs)
-    advance(graph.equations, env, rule_of, back)
-    return [core.read(env, v) for v in graph.outputs]
+    def __init__(self, rule_of: RuleOf, back: bool) -> None:
+        self.rule_of, self.back = rule_of, back
+        self.clients: Env = {}  # what a client has computed
 
+    def index(self, placement: str) -> Any:
+        return client_index(placement)
 
-def start(graph: Graph, inputs: Sequence[Any]) -> core.Env:
-    env: core.Env = dict(zip(graph.inputs, inputs, strict=True))
-    env.update((v, client_index(placement)) for placement, v in graph.indices.items())
-    return env
+    def at_clients(self, x: Any, placement: str) -> Any:
+        return x
 
+    def exchange(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> list[Any]:
+        return RULES[self.rule_of(exchange)].evaluate(exchange, sent, own, self.clients)
 
-def advance(equations: Sequence[Equation], env: core.Env, rule_of: RuleOf, back: bool) -> None:
-    """Evaluate equations, adding what they compute to `env`."""
-    clients: core.Env = {}
+    def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
+        rule = self.rule_of(loop)
+        ours = rule == "local" or (rule == "pull" and has_cond(loop))
+        if loop.control is None or not ours:
+            return bind(loop.primitive, loop.params, inputs)
 
-    def with_bodies(equation: Equation, inputs: list[Any]) -> Sequence[Any]:
-        if not isinstance(equation, Round):
-            return _loop(equation, inputs, rule_of(equation), back)
-        return [
-            y
-            for x, sent, own in equation.split(inputs)
-            for y in RULES[rule_of(x)].evaluate(x, sent, own, clients)
-        ]
+        def run(body: Graph, inputs: Sequence[Any], at: Any) -> list[Any]:
+            return _ByRules(lambda unit: rule, self.back).run(body, inputs)
 
-    core.evaluate(equations, env, with_bodies=with_bodies)
-
-
-def _loop(loop: Equation, inputs: list[Any], rule: str, back: bool) -> list[Any]:
-    ours = rule == "local" or (rule == "pull" and has_cond(loop))
-    if loop.control is None or not ours:
-        return bind(loop.primitive, loop.params, inputs)
-
-    def run(body: Graph, inputs: Sequence[Any], at: Any) -> list[Any]:
-        return evaluate(body, inputs, lambda unit: rule, back)
-
-    bodies = core.bodies(loop, run)
-    if isinstance(loop.control, Cond) and back:
-        return branches.pulled_cond(inputs[0], inputs[1:], bodies, remember=rule == "local")
-    return loop.control.rebuilt(inputs, bodies)
+        inside = bodies(loop, run)
+        if isinstance(loop.control, Cond) and self.back:
+            return pulled_cond(inputs[0], inputs[1:], inside, remember=rule == "local")
+        return loop.control.rebuilt(inputs, inside)
 
 
 def has_cond(unit: Unit) -> bool:
