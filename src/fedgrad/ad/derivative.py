@@ -6,7 +6,7 @@ it. They meet at the server, which multiplies. All forward and all backward are 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -344,13 +344,14 @@ def _multiply(
 # --- running a program with a rule for each round, which JAX is about to differentiate --------
 
 
+@dataclass(frozen=True, eq=False)
 class _ByRules(Walk):
     """As the server and one client see it; the plan was cut with recompute, so that every stage
     stands for itself. `back`: a derivative will be pulled back through it, not pushed forward."""
 
-    def __init__(self, rule_of: RuleOf, back: bool) -> None:
-        self.rule_of, self.back = rule_of, back
-        self.clients: Env = {}  # what a client has computed
+    rule_of: RuleOf
+    back: bool
+    clients: Env = field(default_factory=dict)  # what a client has computed
 
     def index(self, placement: str) -> Any:
         return client_index(placement)
