@@ -5,6 +5,7 @@ pushed through it. The second is differentiated backward: a basis of the outputs
 it. They meet at the server, which multiplies. All forward and all backward are the extreme cases.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,6 @@ from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import Env, Walk, bodies, evaluate, read
 from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, inside, is_client
 from fedgrad.core.primitives import bind, client_index, promoting, sum_p
-from fedgrad.core.trace import Traced
 from fedgrad.plan.cut import cut
 
 Array = jax.Array
@@ -46,11 +46,37 @@ class Subject:
     placements: tuple[str, ...]
     graph: Graph
     tree: Any  # of its result
-    plan: Graph  # cut with recompute, so that every stage stands for itself
-    wrt: tuple[int, ...]  # positions among the inputs
-    results: tuple[int, ...]  # positions among the outputs
-    active: set[Value]
-    units: list[tuple[int, Unit]]
+    wrt: Sequence[int]  # positions among the inputs
+    wanted: Sequence[int]  # positions among the outputs
+
+    @functools.cached_property
+    def results(self) -> list[int]:
+        """Those of the wanted outputs that can be differentiated."""
+        return [j for j in self.wanted if differentiable(self.graph.outputs[j])]
+
+    @functools.cached_property
+    def plan(self) -> Graph:
+        """Cut with recompute, so that every stage stands for itself."""
+        return cut(self.graph, recompute=True)
+
+    @functools.cached_property
+    def active(self) -> set[Value]:
+        """Values that depend on what is differentiated and influence the results."""
+        found = {self.graph.outputs[j] for j in self.results}
+        for equation in reversed(self.graph.equations):
+            if any(v in found for v in equation.outputs):
+                found.update(equation.inputs)
+        return found & depends(self.graph.equations, [self.graph.inputs[i] for i in self.wrt])
+
+    @functools.cached_property
+    def units(self) -> list[tuple[int, Unit]]:
+        """The active rounds and loops of the plan, each with its position among the equations."""
+        return [
+            (i, unit)
+            for i, equation in enumerate(self.plan.equations)
+            for unit in _units(equation)
+            if _speaks(unit) and any(v in self.active for v in _sums(unit))
+        ]
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -76,34 +102,6 @@ class Subject:
         return inputs < sum(self.graph.outputs[j].size for j in self.results)
 
 
-def subject(
-    name: str,
-    made: Traced,
-    placements: Sequence[str],
-    wrt: Sequence[int],
-    results: Sequence[int],
-) -> Subject:
-    """What was traced to be differentiated, by the inputs `wrt`; of the outputs `results`, those
-    that can be."""
-    graph = made.graph
-    plan = cut(graph, recompute=True)
-    chosen = tuple(i for i in results if differentiable(graph.outputs[i]))
-    active = active_values(
-        graph.equations, [graph.inputs[i] for i in wrt], [graph.outputs[i] for i in chosen]
-    )
-    return Subject(
-        name,
-        tuple(placements),
-        graph,
-        made.outputs,
-        plan,
-        tuple(wrt),
-        chosen,
-        active,
-        active_units(plan, active),
-    )
-
-
 def _sizes(unit: Unit) -> tuple[int, ...]:
     if isinstance(unit, Exchange):
         return tuple(v.size for pair in (*unit.down, *unit.up) for v in pair[:1])
@@ -115,35 +113,17 @@ def is_while(unit: Unit) -> bool:
     return not isinstance(unit, Exchange) and unit.kind == "while"
 
 
-def active_values(
-    equations: Iterable[Equation], wrt: Iterable[Value], results: Iterable[Value]
-) -> set[Value]:
-    """Values that depend on `wrt` and influence `results`."""
-    equations = list(equations)
-    forward = depends(equations, wrt)
-    backward = set(results)
-    for equation in reversed(equations):
-        if any(v in backward for v in equation.outputs):
-            backward.update(equation.inputs)
-    return forward & backward
-
-
-def active_units(graph: Graph, active: set[Value]) -> list[tuple[int, Unit]]:
-    """The active rounds and loops of a plan, each with its position among the equations."""
-    units: list[tuple[int, Unit]] = []
-    for i, equation in enumerate(graph.equations):
-        parts = equation.exchanges if isinstance(equation, Round) else (equation,)
-        for part in parts if equation.bodies else ():
-            if speaks(part) and any(v in active for v in _sums(part)):
-                units.append((i, part))
-    return units
+def _units(equation: Equation) -> Sequence[Unit]:
+    if isinstance(equation, Round):
+        return equation.exchanges
+    return (equation,) if equation.bodies else ()
 
 
 def _sums(unit: Unit) -> Iterable[Value]:
     return (total for _, total in unit.up) if isinstance(unit, Exchange) else unit.outputs
 
 
-def speaks(unit: Unit) -> bool:
+def _speaks(unit: Unit) -> bool:
     """Is there communication in it?"""
     if isinstance(unit, Exchange):
         return unit.speaks
