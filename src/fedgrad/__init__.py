@@ -37,6 +37,7 @@ from fedgrad.algorithms.variants import (
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.in_memory import cohort, population
+from fedgrad.clients.on_disk import store, stored
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import (
     ArgumentError,
@@ -44,6 +45,7 @@ from fedgrad.core.errors import (
     FederatedError,
     PlacementError,
     PlanError,
+    StoreError,
 )
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.program import Program, broadcast, client_key, mean, program, sum
@@ -88,6 +90,7 @@ __all__ = [
     "RunFolder",
     "Search",
     "Stop",
+    "StoreError",
     "TensorBoard",
     "Traffic",
     "Trials",
@@ -138,6 +141,8 @@ __all__ = [
     "scaffold",
     "self_tuning",
     "side_by_side",
+    "store",
+    "stored",
     "sum",
     "tasks",
     "uniform",
