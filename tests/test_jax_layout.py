@@ -82,7 +82,7 @@ KNOWN = [
         lambda x: jax.lax.dynamic_slice(x, (1,), (2,)),
         (ROWS,),
         "dynamic_slice",
-        "executors/slices.py",
+        "executors/ragged.py",
         [{"slice_sizes"}],
     ),
     (
@@ -139,7 +139,7 @@ def test_a_scan_is_read_right():
 
 def test_what_jax_says_when_it_cannot():
     """`impossible` reads these words; the rest of the message may change."""
-    from fedgrad.ad.local import impossible
+    from fedgrad.ad.rules import impossible
 
     @jax.custom_vjp
     def f(x):
@@ -153,7 +153,7 @@ def test_what_jax_says_when_it_cannot():
         with pytest.raises((ValueError, TypeError)) as caught:
             run()
         assert impossible(caught.value), (
-            f"JAX {jax.__version__} says {str(caught.value)[:200]!r}, which ad/local.py "
+            f"JAX {jax.__version__} says {str(caught.value)[:200]!r}, which ad/rules.py "
             "(impossible) does not know: a mode that is not possible would be a raw error."
         )
 
