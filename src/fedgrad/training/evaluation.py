@@ -184,7 +184,7 @@ class Evaluations:
 
 def _mean(found: list[tuple[Any, Any]]) -> Any:
     """The mean over all examples, of means over some of them and how many each client has."""
-    weights = [float(np.sum(counts, dtype=np.int64)) for _, counts in found]
+    weights = [float(np.asarray(counts).sum(dtype=np.int64)) for _, counts in found]
 
     def mean(*parts: Any) -> np.ndarray:
         total = np.average(np.asarray(parts, np.float64), axis=0, weights=weights)
