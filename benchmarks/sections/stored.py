@@ -26,7 +26,7 @@ TENTH = 10  # a quick run has so many times fewer
 COHORT = 50
 ROUNDS = 30
 WORDS, LENGTH, WIDTH = 1_000, 20, 32
-IN_MEMORY = 3_000  # clients of the same kind, to compare rounds with
+FEW = 3_000  # clients whose rounds are compared with the same in memory
 MEAN, DEVIATION, MOST = 5.8, 0.9, 1_000  # of the logarithm of a client's number of sentences
 
 
@@ -106,7 +106,7 @@ def _both(
     train: Callable[[Any], dict[str, float]], clients: Any, path: Path, key: Any
 ) -> dict[str, Any]:
     """The same cohorts of a few of the clients, from disk and in memory."""
-    some = clients.select(np.arange(min(IN_MEMORY, len(clients))))
+    some = clients.select(np.arange(min(FEW, len(clients))))
     arrays, counts = jax.tree.map(np.asarray, some.store), np.asarray(some.count)
     ends = np.cumsum(counts)
     spans = zip((ends - counts).tolist(), ends.tolist(), strict=True)
@@ -191,7 +191,7 @@ def report(data: dict[str, Any]) -> str:
             f"of {LENGTH} words, a client has up to {MOST:,}), written in "
             f"{data['seconds to write']:.0f} s. It opens in **{1e3 * data['opened']:.0f} ms**.",
             f"FedAvg on a small model, {COHORT} clients a round, {data['rounds']} rounds; a few "
-            f"are {IN_MEMORY:,} of them. The goal: below 10 % of the time is spent waiting for "
+            f"are {FEW:,} of them. The goal: below 10 % of the time is spent waiting for "
             "data.",
             table(["clients", "ms a round", "of it waiting"], rows),
             f"The process had at most {data['peak'] / 2**20:,.0f} MiB while it trained on disk "
