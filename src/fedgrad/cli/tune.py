@@ -32,7 +32,9 @@ same clients in the same order, and compare.
   fedgrad tune synthetic --algorithm fedavg --weighting power --learn weight_exponent \\
       --hyper-optimizer adam
 
-tasks:       {", ".join(sorted(TASKS))}
+tasks:       {", ".join(sorted(TASKS)[:5])},
+             {", ".join(sorted(TASKS)[5:])},
+             or module:name of a fg.tasks.Task of your own
 algorithms:  {", ".join(sorted(ALGORITHMS)[:8])},
              {", ".join(sorted(ALGORITHMS)[8:])}
 
@@ -49,7 +51,7 @@ def add_command(commands: Any) -> None:
     )
     add = command.add_argument
     # fmt: off
-    add("task", metavar="TASK", type=read.one_of("task", TASKS), help="what to learn")
+    add("task", metavar="TASK", type=_task, help="what to learn")
     add("--algorithm", metavar="NAME", type=read.one_of("algorithm", ALGORITHMS),
         help="default: fedavgm")
     add("--learn", metavar="NAMES", type=read.names,
@@ -99,6 +101,11 @@ def add_command(commands: Any) -> None:
     command.set_defaults(run=run)
 
 
+def _task(word: str) -> str:
+    """A name of the table, or module:name."""
+    return word if ":" in word else read.one_of("task", TASKS)(word)
+
+
 def tuning(options: argparse.Namespace) -> Tuning:
     """What is asked for; what is not said is left to its default."""
     given = {f.name: getattr(options, f.name) for f in fields(Tuning)}
@@ -109,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     """Train, report, and say how it went."""
     asked = tuning(options)
     prepared = prepare(asked)
-    folder = options.out or Path("out") / f"{asked.task}-{asked.algorithm}"
+    folder = options.out or Path("out") / f"{asked.task.replace(':', '.')}-{asked.algorithm}"
     rounds = options.rounds or prepared.task.defaults.rounds
     watched = not (options.quiet or options.json)
     try:

@@ -82,9 +82,10 @@ class Prepared:
         progress: bool,
     ) -> None:
         """Run one of the algorithms; the clients it sees are those that the other one sees."""
-        test = Evaluation(
+        who = "train" if self.task.test is None else "test"
+        evaluation = Evaluation(
             {"loss": self.task.loss, **self.task.metrics},
-            self.task.test,
+            getattr(self.task, who),
             every=eval_every or max(1, rounds // EVALUATIONS),
         )
         config = {**asdict(self.asked), "command": self.command}
@@ -95,7 +96,7 @@ class Prepared:
             rounds=rounds,
             cohort_size=self.asked.cohort,
             key=jax.random.key(self.asked.seed),
-            evaluate={"test": test},
+            evaluate={who: evaluation},
             out=run_folder(out, resume=resume, config={"tune": config}),
             progress=progress,
         )

@@ -2,6 +2,7 @@
 
 from fedgrad.tasks import split
 from fedgrad.tasks.registry import TASKS, task
-from fedgrad.tasks.task import Defaults, Task, TaskError
+from fedgrad.tasks.contract import Defaults, TaskError
+from fedgrad.tasks.task import Task
 
 __all__ = ["TASKS", "Defaults", "Task", "TaskError", "split", "task"]
