@@ -123,9 +123,7 @@ def _failed(what: str, function: Any, on: str, error: Exception) -> TaskError:
     if isinstance(error, FederatedError):
         return TaskError(str(error))  # it says where
     reason = str(error).partition("\n")[0]
-    return TaskError.here(
-        f"{what}{_at(function)} fails on {on}: {type(error).__name__}: {reason}"
-    )
+    return TaskError.here(f"{what}{_at(function)} fails on {on}: {type(error).__name__}: {reason}")
 
 
 def _row_shapes(clients: Population) -> Any:

@@ -8,13 +8,13 @@ from typing import Any
 from fedgrad.core.errors import nearest
 from fedgrad.core.imported import imported
 from fedgrad.tasks.cifar100 import cifar100
+from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.digits import digits
 from fedgrad.tasks.emnist import emnist
 from fedgrad.tasks.shakespeare import shakespeare
 from fedgrad.tasks.stackoverflow_tags import stackoverflow_tags
 from fedgrad.tasks.stackoverflow_words import stackoverflow_words
 from fedgrad.tasks.synthetic import synthetic
-from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.task import Task
 
 TASKS: Mapping[str, Callable[..., Task]] = {
@@ -37,7 +37,8 @@ def task(name: str, **options: Any) -> Task:
         return _own(name, options)
     if name not in TASKS:
         raise TaskError.here(
-            f"There is no task {name!r}. (One of your own is module:name.){nearest(name, list(TASKS))}"
+            f"There is no task {name!r} (one of your own is module:name)."
+            f"{nearest(name, list(TASKS))}"
         )
     _require_options(name, TASKS[name], options)
     return TASKS[name](**options)

@@ -45,7 +45,8 @@ class Evaluation:
     With `clients`: the mean of metrics over all their examples. `metrics` are functions
     `(params, batch)` that give one number per example (or an `fg.Ratio` of two), by name. It is a
     program, in which only sums leave a client; `batch_size` is how many examples a client works on
-    at a time, 100 if nothing is said. Without clients it is a function of the model, whatever that does.
+    at a time, 100 if nothing is said. Without clients it is a function of the model, whatever that
+    does.
     """
 
     def __init__(

@@ -46,7 +46,9 @@ def textures(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
         for i in range(number):
             kinds = rng.choice(20, 3, replace=False)
             labels = 5 * rng.choice(kinds, ROWS) + rng.integers(0, 5, ROWS)
-            phase = np.einsum("ijc,nc->nij", grid, waves[labels]) + rng.uniform(0, 6.3, (ROWS, 1, 1))
+            phase = np.einsum("ijc,nc->nij", grid, waves[labels]) + rng.uniform(
+                0, 6.3, (ROWS, 1, 1)
+            )
             share = (0.5 + 0.5 * np.sin(phase))[..., None]
             first, second = (colours[labels // 5, k][:, None, None] for k in (0, 1))
             image = share * first + (1 - share) * second + rng.normal(0, 12, (ROWS, 32, 32, 3))

@@ -7,13 +7,14 @@ import json
 import os
 import secrets
 import shutil
+import typing
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import typing
 from fedgrad.clients.population import Population
+
 Writer: typing.Any = None
 stored: typing.Any = None
 from fedgrad.tasks.data.source import DataError

@@ -116,8 +116,9 @@ def _values(kind: int, message: memoryview) -> Any:
         return [bytes(value) for value in fields]
     if kind == 2:
         parts = [
-            np.frombuffer(value if isinstance(value, memoryview) else value.to_bytes(4, "little"),
-                          "<f4")
+            np.frombuffer(
+                value if isinstance(value, memoryview) else value.to_bytes(4, "little"), "<f4"
+            )
             for value in fields
         ]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)

@@ -8,7 +8,7 @@ FIRST = 4
 
 
 def frequent(words: Iterable[str] | Counter[str], most: int, first: int = 0) -> dict[str, int]:
-    """The numbers of the most frequent words, from `first` on; equally frequent ones by alphabet."""
+    """Numbers of the most frequent words, from `first` on; equally frequent ones by alphabet."""
     counts = words if isinstance(words, Counter) else Counter(words)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
     return {word: first + i for i, (word, _) in enumerate(ranked)}
