@@ -18,8 +18,8 @@ from fedgrad.algorithms.local_training import (
 from fedgrad.algorithms.objective import Loss, batch_loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.algorithms.scaffold import scaffold
-from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import known_arguments
+from fedgrad.core.primitives import promoting
 from fedgrad.core.types import Batch, Hyper, Params
 
 variant = known_arguments(BELONGS_TO_LOCAL_TRAINING)
