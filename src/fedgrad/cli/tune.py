@@ -119,6 +119,8 @@ def run(options: argparse.Namespace) -> int:
     folder = options.out or Path("out") / f"{asked.task.replace(':', '.')}-{asked.algorithm}"
     rounds = options.rounds or prepared.task.defaults.rounds
     watched = not (options.quiet or options.json)
+    if watched and prepared.task.about:
+        print(f"{asked.task}: {prepared.task.about}.", file=sys.stderr)
     try:
         for name in (LEARNED, FIXED) if options.compare else (LEARNED,):
             out = folder if name == LEARNED else folder / FIXED

@@ -2,7 +2,9 @@
 
 from fedgrad.tasks import split
 from fedgrad.tasks.contract import Defaults, TaskError
+from fedgrad.tasks.data.source import DataError
+from fedgrad.tasks.preparing import prepare
 from fedgrad.tasks.registry import TASKS, task
 from fedgrad.tasks.task import Task
 
-__all__ = ["TASKS", "Defaults", "Task", "TaskError", "split", "task"]
+__all__ = ["TASKS", "DataError", "Defaults", "Task", "TaskError", "prepare", "split", "task"]

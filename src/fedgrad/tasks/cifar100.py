@@ -107,7 +107,7 @@ def logits(
         return jax.nn.relu(layers.group_norm(layer, x, groups))
 
     stride, pooled = stem
-    x = layers.conv(params["stem"], _standardised(images), stride, "SAME")
+    x = layers.conv(params["stem"], _standardised(params, images), stride, "SAME")
     x = norm_relu(params["stem_norm"], x)
     if pooled:
         x = layers.max_pool(x, 3, 2, padding=1)
@@ -128,13 +128,13 @@ def _he(key: Key, window: int, inputs: int, outputs: int) -> layers.Layer:
     return {"kernel": initializer(key, (window, window, inputs, outputs), jnp.float32)}
 
 
-def _standardised(images: jax.Array) -> jax.Array:
-    x = images.astype(jnp.float32)
+def _standardised(params: Params, images: jax.Array) -> jax.Array:
+    x = images.astype(params["stem"]["kernel"].dtype)
     x = x - jnp.mean(x, (1, 2, 3), keepdims=True)
     # A deviation of at least that of one number among all, as TensorFlow has it.
     least = 1 / np.sqrt(np.prod(images.shape[1:]))
     deviation = jnp.sqrt(jnp.mean(x**2, (1, 2, 3), keepdims=True) + 1e-12)
-    return x / jnp.maximum(deviation, jnp.float32(least))
+    return x / jnp.maximum(deviation, jnp.asarray(least, x.dtype))
 
 
 def _examples(columns: Columns, _: Any) -> dict[str, np.ndarray]:

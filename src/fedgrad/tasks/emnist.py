@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.types import Batch, Key, Params
@@ -55,7 +54,7 @@ def init(key: Key, wide: tuple[int, int, int] = SIZES["paper"]) -> Params:
 def logits(params: Params, images: jax.Array, key: Key | None = None) -> jax.Array:
     """Scores of the classes of images in bytes, 255 being paper; with dropout if there is a key."""
     keys = (None, None) if key is None else jax.random.split(key)
-    x = images.astype(jnp.float32)[..., None] / 255
+    x = images.astype(params["conv_1"]["kernel"].dtype)[..., None] / 255
     x = jax.nn.relu(layers.conv(params["conv_1"], x))
     x = jax.nn.relu(layers.conv(params["conv_2"], x))
     x = layers.dropout(layers.max_pool(x, 2, 2), 0.25, keys[0])

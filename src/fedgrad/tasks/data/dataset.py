@@ -154,7 +154,7 @@ def learned(dataset: DataSet, source: Source, tick: Tick | None = None) -> Any:
     def training() -> Iterator[Columns]:
         for i, client in enumerate(source.clients()):
             if tick:
-                tick("reading", i, source.total)
+                tick("reading", i + 1, source.total)
             if client.part in ("", "train"):
                 with _about(source, client):
                     yield dataset.picked(client.columns)
@@ -171,7 +171,7 @@ def converted(
     given: dict[str, int] = {"train": 0}
     for i, client in enumerate(source.clients()):
         if tick:
-            tick("converting", i, source.total)
+            tick("converting", i + 1, source.total)
         seen[client.part] = seen.get(client.part, 0) + 1
         if asked.clients is not None and seen[client.part] > asked.clients:
             continue

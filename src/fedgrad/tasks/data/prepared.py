@@ -7,16 +7,14 @@ import json
 import os
 import secrets
 import shutil
-import typing
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from fedgrad.clients.on_disk import stored
 from fedgrad.clients.population import Population
-
-Writer: typing.Any = None
-stored: typing.Any = None
+from fedgrad.clients.stored import Writer
 from fedgrad.tasks.data.source import DataError
 
 HEADER = "prepared.json"
