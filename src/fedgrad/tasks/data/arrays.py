@@ -46,7 +46,7 @@ class Arrays(Source):
         """What an npz file holds."""
         parts: dict[str, dict[str, Any]] = {}
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 for name in file.files:
                     part, _, rest = name.partition("_")
                     if rest and part in PARTS:
