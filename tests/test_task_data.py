@@ -179,7 +179,7 @@ def test_files_of_tff_are_read_compressed_or_not_and_prepared(name, tmp_path):
     opened = task(name, data=tmp_path / "prepared")
     assert_same(made, opened)
     params = opened.init(jax.random.key(0))
-    assert np.isfinite(made.loss(params, rows_of(opened.train, 0))).all()
+    assert np.isfinite(jax.jit(made.loss)(params, rows_of(opened.train, 0))).all()
     assert len(task(name, data=plain, clients=2).train) == 2
 
 
@@ -541,5 +541,5 @@ def test_real_data_are_read(name):
     made = task(name, data=SHARED / file)
     assert len(made.train) == clients
     params = made.init(jax.random.key(0))
-    loss = made.loss(params, rows_of(made.train, 0))
+    loss = jax.jit(made.loss)(params, rows_of(made.train, 0))
     assert np.isfinite(loss).all()

@@ -16,7 +16,8 @@ def of_size(sizes: Mapping[str, T], size: str) -> T:
     return sizes[size]
 
 
-def defaults(size: str, clients: int, batch_size: int, client_learning_rate: float) -> Defaults:
-    """The paper's rounds of 50 clients, or a few small ones; never more clients than there are."""
+def defaults(size: str, clients: int, batch_size: int, rates: Mapping[str, float]) -> Defaults:
+    """The paper's rounds of 50 clients, or a few small ones, with the learning rate of this size;
+    never more clients than there are."""
     cohort, rounds = (50, 1500) if size == "paper" else (10, 100)
-    return Defaults(min(cohort, clients), batch_size, client_learning_rate, rounds)
+    return Defaults(min(cohort, clients), batch_size, rates[size], rounds)

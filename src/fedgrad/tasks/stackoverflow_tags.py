@@ -22,6 +22,7 @@ MOST = 1_000  # examples of a client
 BATCH = 32
 NONE = -1  # no word, or no tag
 SIZES = {"small": (1_000, 50), "paper": (WORDS, TAGS)}
+RATES = {"small": 10.0, "paper": 100.0}  # of clients; the paper's for FedAvgM
 
 
 def stackoverflow_tags(
@@ -46,7 +47,7 @@ def stackoverflow_tags(
         init=lambda key: init(key, form),
         loss=loss,
         metrics={"recall_at_5": Ratio(recalled, tags)},
-        defaults=sizes.defaults(size, len(found.train), BATCH, 100.0),
+        defaults=sizes.defaults(size, len(found.train), BATCH, RATES),
     )
 
 

@@ -20,6 +20,7 @@ WORDS = 10_000
 MOST = 1_000  # examples of a client
 # Words, size of an embedding, and of the LSTM.
 SIZES = {"small": (1_000, 32, 64), "paper": (WORDS, 96, 670)}
+RATES = {"small": 2.0, "paper": 10**-0.5}  # of clients; the paper's for FedAvgM
 
 
 def stackoverflow_words(
@@ -47,7 +48,7 @@ def stackoverflow_words(
             "accuracy": Ratio(right, places),
             "accuracy_of_words": Ratio(right_words, words),
         },
-        defaults=sizes.defaults(size, len(found.train), 32, 10**-0.5),
+        defaults=sizes.defaults(size, len(found.train), 32, RATES),
     )
 
 

@@ -9,12 +9,12 @@ ROWS = 40  # examples of a client, about
 
 
 def characters(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """62 characters of four strokes; every writer has a slant, a place and a pen of their own."""
-    strokes = rng.uniform(6, 22, (62, 4, 2, 2))  # class, stroke, end, coordinate
+    """Ten characters of four strokes; every writer has a slant, a place and a pen of their own."""
+    strokes = rng.uniform(6, 22, (10, 4, 2, 2))  # class, stroke, end, coordinate
     made = []
     for i in range(clients or 50):
         slant, shift, pen = rng.normal(0, 0.15), rng.normal(0, 1.0, 2), rng.uniform(1.0, 1.8)
-        labels = rng.integers(0, 62, rng.integers(ROWS // 2, 2 * ROWS))
+        labels = rng.integers(0, 10, rng.integers(ROWS // 2, 2 * ROWS))
         ends = strokes[labels] + rng.normal(0, 0.5, (len(labels), 4, 2, 2))
         ends = ends + shift
         ends[..., 1] += slant * (14 - ends[..., 0])
@@ -36,7 +36,7 @@ def _drawn(ends: np.ndarray, pen: float) -> np.ndarray:
 
 
 def textures(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """100 classes of waves in two colours, five of a kind; each client knows a few kinds."""
+    """20 classes of waves in two colours, five of a kind; each client knows two kinds."""
     colours = rng.uniform(40, 215, (20, 2, 3))
     waves = rng.normal(0, 0.5, (100, 2))
     grid = np.stack(np.meshgrid(np.arange(32), np.arange(32), indexing="ij"), -1)
@@ -44,7 +44,7 @@ def textures(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
     many = clients or 50
     for part, number in (("train", many), ("test", max(1, many // 5))):
         for i in range(number):
-            kinds = rng.choice(20, 3, replace=False)
+            kinds = rng.choice(4, 2, replace=False)
             labels = 5 * rng.choice(kinds, ROWS) + rng.integers(0, 5, ROWS)
             phase = np.einsum("ijc,nc->nij", grid, waves[labels]) + rng.uniform(
                 0, 6.3, (ROWS, 1, 1)
