@@ -85,6 +85,15 @@ def show(experiment: Experiment, results: Results, out: Path) -> Reproduction:
     return shown
 
 
+def evaluations_of(task: fg.tasks.Task, every: int) -> dict[str, fg.Evaluation]:
+    """What is measured of a model: the loss on what it trains on, the metrics on what it does not
+    see."""
+    return {
+        "train": fg.Evaluation({"loss": task.loss}, task.train, every=every),
+        "test": fg.Evaluation(task.metrics, task.test, every=every),
+    }
+
+
 def announce(progress: Progress, message: str) -> None:
     """Say on the error stream what runs next, if anybody is to be told."""
     if progress is not False:
