@@ -10,7 +10,7 @@ from fedgrad.federation.flower.connection import Connection, EngineError
 from fedgrad.federation.flower.engine import DRIVEN, MESSAGE_TYPE, envelope, pauses, reply
 from fedgrad.federation.flower.http import Denied, Heartbeat, Unreachable, call, client
 from fedgrad.federation.flower.keys import new_key
-from fedgrad.federation.flower.objects import Download, TooLarge, announced, payload, upload
+from fedgrad.federation.flower.objects import Download, Post, TooLarge, announced, payload
 from fedgrad.federation.protocol.envelope import Envelope
 
 INTERVAL = 10.0
@@ -41,6 +41,7 @@ class Fleet:
             self._register()
         place = flower.ActivateNodeRequest(public_key=self._public, heartbeat_interval=INTERVAL)
         self._node = flower.Node(node_id=call(self._api.ActivateNode, place).node_id)
+        self._post = Post(self._api, self._node, self._most)
         beat = flower.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=INTERVAL)
         self._heartbeat = Heartbeat(lambda: _alive(self._api, beat), INTERVAL / 3)
         return int(self._node.node_id)
@@ -92,8 +93,7 @@ class Fleet:
         answer = call(self._api.PullMessages, flower.PullMessagesRequest(node=self._node))
         if not answer.messages_list:
             return None
-        proto, tree = answer.messages_list[0], answer.message_object_trees[0]
-        return Download(self._api, self._node, proto.metadata.run_id, proto, tree, self._most)
+        return Download(self._post, answer.messages_list[0], answer.message_object_trees[0])
 
     def _answer(
         self, download: Download, handle: Callable[[Envelope], Envelope], over: threading.Event
@@ -124,11 +124,11 @@ class Fleet:
                 node=self._node, clientapp_runtime_list=[seconds], **heads
             )
             accepted = call(self._api.PushMessages, request)
-            run, wanted = answer.metadata.run_id, list(accepted.objects_to_push)
+            wanted = list(accepted.objects_to_push)
             if answer.metadata.group_id == DRIVEN:  # then nobody fetches more than this
                 needed = payload(heads["message_object_trees"][0])
                 wanted = [name for name in needed if name in wanted]
-            upload(self._api, self._node, run, accepted.session_id, [answer], wanted)
+            self._post.upload(answer.metadata.run_id, accepted.session_id, [answer], wanted)
 
 
 def _alive(api: Any, beat: Any) -> None:
