@@ -32,11 +32,15 @@ Alternative = list[Source]  # of each own input of a stage
 
 
 class Origin(NamedTuple):
-    """Which stage has made a value that a node keeps, in which iteration, out of which data. It is
-    kept beside the value, as JSON."""
+    """Which stage has made a value that a node keeps, in which iteration, out of which data."""
 
     arguments: str  # a digest of what its program was run on
     result: Source  # what a program that has the value for an argument declares it to be
+
+    @property
+    def text(self) -> str:
+        """To be kept beside the value."""
+        return json.dumps(self)
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class Node:
             raise FederationError("the outputs that stay have not as many names")
         self._check_memory(sum(x.nbytes for x in values))
         for j, (name, value) in enumerate(zip(names, values, strict=True)):
-            self.memory.put(KEPT + name, value, json.dumps(by.origin(j, at)))
+            self.memory.put(KEPT + name, value, by.origin(j, at).text)
 
     def _check_memory(self, more: int) -> None:
         self.policy.check_memory(self.memory.bytes + more)
