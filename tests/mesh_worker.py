@@ -26,7 +26,7 @@ if not ALONE:
 
 import conftest  # noqa: E402, F401
 import fedgrad as fg  # noqa: E402
-from fedgrad.plan.traffic import exchanges  # noqa: E402
+from fedgrad.core.graph import exchanges  # noqa: E402
 from programs import TABLE, assert_same  # noqa: E402
 from test_derivatives import IMPOSSIBLE, MODES, derived, scalar  # noqa: E402
 from test_ragged import W, expected, make_clients, training  # noqa: E402

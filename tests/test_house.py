@@ -5,6 +5,7 @@ the mark goes when it holds.
 """
 
 import ast
+import collections
 import functools
 import gc
 import inspect
@@ -146,7 +147,7 @@ def test_one_file_knows_the_layout_of_control_flow():
 # Who may touch the bodies of an equation: the graph with its fold, and the evaluator. In the others
 # the word stands for JAX's own jaxprs.
 OF_GRAPHS = {"fedgrad.core.graph", "fedgrad.core.evaluate"}
-OF_JAXPRS = {"core.control", "core.check", "core.normal_form", "executors.loops"}
+OF_JAXPRS = {"core.control", "core.bodies", "core.normal_form", "executors.ragged"}
 
 
 def test_only_the_fold_and_the_evaluator_descend_into_bodies():
@@ -175,6 +176,23 @@ def test_importing_fedgrad_is_light():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"rich", "flwr", "grpc", "matplotlib", "sklearn", "cryptography", "tensorboardX"}
     assert not heavy & set(done.stdout.split())
+
+
+def test_whoever_follows_a_gradient_opens_at_most_15_files():
+    opened = set()
+
+    def note(frame, event, argument):
+        path = pathlib.Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT):
+            opened.add(path.relative_to(ROOT).as_posix())
+
+    loss, _ = counted()
+    sys.setprofile(note)
+    try:
+        fg.grad(loss)(X, Z)
+    finally:
+        sys.setprofile(None)
+    assert "ad/transforms.py" in opened and len(opened) <= 15, opened
 
 
 # --- functions ----------------------------------------------------------------------------------
@@ -271,19 +289,33 @@ def test_a_plan_of_a_derivative_within_another_program_has_its_own_rules():
 
 @pytest.mark.parametrize("mode", ["forward", "reverse", "mixed", "auto"])
 def test_a_derivative_is_derived_as_often_as_rules_were_priced(mode, monkeypatch):
-    from fedgrad.ad import derivative, planner, request
+    from fedgrad.ad import derivative, planner, transforms
+    from fedgrad.core import trace
+    from fedgrad.plan import plan
 
-    made, priced = [], []
-    for module in (planner, request):
-        monkeypatch.setattr(
-            module, "derivative", lambda *a, **k: made.append(1) or derivative.derivative(*a, **k)
-        )
-    price = planner._price
-    monkeypatch.setattr(planner, "_price", lambda *a: priced.append(1) or price(*a))
+    counts = collections.Counter()
+
+    def count(module, name):
+        fun = getattr(module, name)
+        counting = lambda *a, **k: counts.update([name]) or fun(*a, **k)
+        monkeypatch.setattr(module, name, counting)
+
+    count(transforms, "derivative")
+    count(planner, "_priced")
+    count(trace, "make_jaxpr")
+    count(trace, "check")
+    for module in (derivative, planner, plan):
+        count(module, "cut")
     loss, calls = counted()
     fg.grad(loss, mode=mode)(X, Z)
     assert len(calls) == 1
-    assert (len(made), len(priced)) == ((3, 3) if mode == "auto" else (1, 0))
+    priced = 3 if mode == "auto" else 0
+    assert (counts["derivative"], counts["_priced"]) == (priced or 1, priced)
+    # The program itself, and each derivative that is priced or run: what was priced is what runs.
+    made = 1 + (priced or 1)
+    assert (counts["make_jaxpr"], counts["check"]) == (made, made)
+    # And what asks clients twice is compared with what the program itself asks of them.
+    assert counts["cut"] == made + (mode == "auto")
 
 
 def test_choices_are_not_remembered_for_ever():

@@ -10,10 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import fedgrad as fg
-from fedgrad.ad.derivative import derivative
-from fedgrad.ad.planner import derived
-from fedgrad.ad.subject import rule_vectors, subject
+from fedgrad.ad.derivative import derivative, subject
+from fedgrad.ad.planner import rule_vectors
 from fedgrad.core.arguments import read_arguments
+from fedgrad.core.trace import trace
+from fedgrad.core.trace import traced as traced_function
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
 from programs import EVAL, TABLE, TRAIN, class_1, forgetting, normal, two_rounds
@@ -44,23 +45,26 @@ def traced(program, args, wrt=0):
     def fun(*flat):
         return jax.tree.leaves(program.call(arguments.rebuild(list(flat))))
 
+    made = traced_function(
+        fun, arguments.values, program.client_placements, nested=True, to_derive=True
+    )
     return subject(
         program.name,
-        fun,
-        arguments.values,
+        made,
         program.client_placements,
         range(first, first + sizes[wrt]),
-        lambda count: (range(count), range(count)),
+        range(len(made.graph.outputs)),
     )
 
 
 def brute_force(program, args, cost):
     """The least price over all rules and over remembering or recomputing, by trying them all."""
     found = traced(program, args)
+    arguments = read_arguments(program, program.bind(args, {}))
     plain = fg.plan(program, *args)
     best = math.inf
     for rules in rule_vectors(found):
-        _, graph = derived(found, rules)
+        graph = trace(by_rules(program, args, rules), arguments).graph
         for recompute in (False, True):
             plan = Plan("", cut(graph, recompute), plain.clients, None)
             if cost.allows(plan, plain):
@@ -188,7 +192,7 @@ def by_rules(program, args, rules):
     def fun(*args):
         return derivative(found, jax.tree.leaves(args), rules)
 
-    return fg.Program(fun, program.placements, signature=program.signature)
+    return fg.Program(fun, program.placements, derived=True, signature=program.signature)
 
 
 @pytest.mark.parametrize("name", ["two_rounds", "stateful", "train_then_eval", "pytrees_and_aux"])

@@ -1,6 +1,8 @@
 """Whatever clients can be sampled from: every kind draws the same clients, by hand and in `fit`."""
 
 import functools
+import tempfile
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +32,15 @@ class OfOnesOwn(fg.Population):
         return fg.population([self.clients[i] for i in np.asarray(clients)]).everyone
 
 
+def on_disk(clients):
+    folder = tempfile.TemporaryDirectory()
+    weakref.finalize(found := fg.store(f"{folder.name}/clients", clients), folder.cleanup)
+    return found
+
+
 KINDS = {
     "in memory": fg.population,
+    "on disk": on_disk,
     "on a mesh": fg.executors.mesh().population,
     "on nodes": lambda clients: fg.executors.flower(InProcess.of(clients)).population(),
     "of one's own": OfOnesOwn,

@@ -4,8 +4,9 @@ import sys as _sys
 
 from fedgrad import aggregate, executors, federation, tasks
 from fedgrad.ad.check_grads import GradientError, check_grads
+from fedgrad.ad.directions import jvp, vjp
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.transforms import grad, hessian, jacobian, jvp, value_and_grad, vjp
+from fedgrad.ad.transforms import grad, hessian, jacobian, value_and_grad
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import fed_opt
@@ -36,6 +37,7 @@ from fedgrad.algorithms.variants import (
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.in_memory import cohort, population
+from fedgrad.clients.on_disk import store, stored
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import (
     ArgumentError,
@@ -43,10 +45,10 @@ from fedgrad.core.errors import (
     FederatedError,
     PlacementError,
     PlanError,
+    StoreError,
 )
-from fedgrad.core.operations import broadcast, client_key, mean, sum
-from fedgrad.core.placement import CLIENTS, Placement
-from fedgrad.core.program import Program, program
+from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.program import Program, broadcast, client_key, mean, program, sum
 from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
 from fedgrad.show import charts
@@ -88,6 +90,7 @@ __all__ = [
     "RunFolder",
     "Search",
     "Stop",
+    "StoreError",
     "TensorBoard",
     "Traffic",
     "Trials",
@@ -138,6 +141,8 @@ __all__ = [
     "scaffold",
     "self_tuning",
     "side_by_side",
+    "store",
+    "stored",
     "sum",
     "tasks",
     "uniform",

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.ad.activity import is_float
+from fedgrad.ad.rules import is_float
 
 Branch = Callable[[list[Any]], list[Any]]
 

@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.ad.activity import differentiable, is_float
-from fedgrad.ad.request import Argnums, argument_names
-from fedgrad.ad.rules import MODES, Mode
-from fedgrad.ad.transforms import grad
+from fedgrad.ad.rules import MODES, Mode, differentiable, is_float
+from fedgrad.ad.transforms import Argnums, argument_names, grad
 from fedgrad.core.errors import ArgumentError, FederatedError, PlanError
-from fedgrad.core.placement import is_client
+from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import struct
 from fedgrad.plan.plan import plan

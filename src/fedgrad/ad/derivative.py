@@ -5,26 +5,156 @@ pushed through it. The second is differentiated backward: a basis of the outputs
 it. They meet at the server, which multiplies. All forward and all backward are the extreme cases.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad.activity import Unit, is_complex
-from fedgrad.ad.evaluate import RuleOf, advance, evaluate, has_cond, start
-from fedgrad.ad.local import pull_basis, push_basis
-from fedgrad.ad.rules import RULES
-from fedgrad.ad.subject import Rules, Subject, is_while
-from fedgrad.core.dtypes import promoting
+from fedgrad.ad import branches
+from fedgrad.ad.rules import (
+    RULES,
+    depends,
+    differentiable,
+    has_custom_vjp,
+    is_complex,
+    pull_basis,
+    push_basis,
+    replaced,
+)
+from fedgrad.core import evaluate as core
+from fedgrad.core.control import Cond
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import read
-from fedgrad.core.graph import Value
-from fedgrad.core.placement import is_client
-from fedgrad.core.primitives import sum_p
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, inside, is_client
+from fedgrad.core.primitives import ClosedJaxpr, bind, client_index, promoting, sum_p
+from fedgrad.core.trace import Traced
+from fedgrad.plan.cut import cut
 
 Array = jax.Array
 Blocks = list[list[Array]]  # derivative[j][i] of shape results[j] + wrt[i]
+Rules = tuple[str, ...]  # the name of the rule of each active unit, in order
+Unit = Exchange | Equation  # what gets a rule of its own: one round with one placement, or a loop
+
+RuleOf = Callable[[Unit], str]  # the name of its rule
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A program that is to be differentiated, in the view of the server and one client."""
+
+    name: str
+    placements: tuple[str, ...]
+    jaxpr: ClosedJaxpr
+    graph: Graph
+    tree: Any  # of its result
+    plan: Graph  # cut with recompute, so that every stage stands for itself
+    wrt: tuple[int, ...]  # positions among the inputs
+    results: tuple[int, ...]  # positions among the outputs
+    active: set[Value]
+    units: list[tuple[int, Unit]]
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What the choice of rules depends on, besides the shapes of the arguments."""
+        return tuple((number, type(unit).__name__, _sizes(unit)) for number, unit in self.units)
+
+    @property
+    def at_clients(self) -> bool:
+        """Is one of the inputs that are differentiated at clients?"""
+        return any(is_client(self.graph.inputs[i].at) for i in self.wrt)
+
+    @property
+    def complex(self) -> bool:
+        """Is one of them complex? Pushing a basis forward would need its imaginary half too."""
+        return any(is_complex(self.graph.inputs[i].aval) for i in self.wrt)
+
+    @property
+    def widens(self) -> bool:
+        """Is it free to go forward, and the shorter way: are there fewer inputs than results?"""
+        if self.at_clients or self.complex or any(map(has_custom_vjp, self.graph.equations)):
+            return False
+        inputs = sum(self.graph.inputs[i].size for i in self.wrt)
+        return inputs < sum(self.graph.outputs[j].size for j in self.results)
+
+
+def subject(
+    name: str,
+    made: Traced,
+    placements: Sequence[str],
+    wrt: Sequence[int],
+    results: Sequence[int],
+) -> Subject:
+    """What was traced to be differentiated, by the inputs `wrt`; of the outputs `results`, those
+    that can be."""
+    graph = made.graph
+    plan = cut(graph, recompute=True)
+    chosen = tuple(i for i in results if differentiable(graph.outputs[i]))
+    active = active_values(
+        graph.equations, [graph.inputs[i] for i in wrt], [graph.outputs[i] for i in chosen]
+    )
+    return Subject(
+        name,
+        tuple(placements),
+        made.jaxpr,
+        graph,
+        made.outputs,
+        plan,
+        tuple(wrt),
+        chosen,
+        active,
+        active_units(plan, active),
+    )
+
+
+def _sizes(unit: Unit) -> tuple[int, ...]:
+    if isinstance(unit, Exchange):
+        return tuple(v.size for pair in (*unit.down, *unit.up) for v in pair[:1])
+    return tuple(v.size for v in (*unit.inputs, *unit.outputs))
+
+
+def is_while(unit: Unit) -> bool:
+    """JAX cannot pull back through a while_loop."""
+    return not isinstance(unit, Exchange) and unit.kind == "while"
+
+
+def active_values(
+    equations: Iterable[Equation], wrt: Iterable[Value], results: Iterable[Value]
+) -> set[Value]:
+    """Values that depend on `wrt` and influence `results`."""
+    equations = list(equations)
+    forward = depends(equations, wrt)
+    backward = set(results)
+    for equation in reversed(equations):
+        if any(v in backward for v in equation.outputs):
+            backward.update(equation.inputs)
+    return forward & backward
+
+
+def active_units(graph: Graph, active: set[Value]) -> list[tuple[int, Unit]]:
+    """The active rounds and loops of a plan, each with its position among the equations."""
+    units: list[tuple[int, Unit]] = []
+    for i, equation in enumerate(graph.equations):
+        parts = equation.exchanges if isinstance(equation, Round) else (equation,)
+        for part in parts if equation.bodies else ():
+            if speaks(part) and any(v in active for v in _sums(part)):
+                units.append((i, part))
+    return units
+
+
+def _sums(unit: Unit) -> Iterable[Value]:
+    return (total for _, total in unit.up) if isinstance(unit, Exchange) else unit.outputs
+
+
+def speaks(unit: Unit) -> bool:
+    """Is there communication in it?"""
+    if isinstance(unit, Exchange):
+        return unit.speaks
+    return any(r.speaks for graph in inside(unit) for r in graph.rounds)
+
+
+# --- the derivative ---
 
 
 def derivative(
@@ -112,7 +242,7 @@ def _of_inputs(
     """(the results, all outputs) as a function of the differentiated inputs; and those."""
 
     def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        outputs = run(_replaced(inputs, subject.wrt, xs))
+        outputs = run(replaced(inputs, subject.wrt, xs))
         return [outputs[j] for j in subject.results], outputs
 
     return fun, [inputs[i] for i in subject.wrt]
@@ -178,7 +308,7 @@ def _meet(
     crossing: list[Value] = []  # the part of it that is differentiated
 
     def first(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        env = start(graph, _replaced(inputs, subject.wrt, xs))
+        env = start(graph, replaced(inputs, subject.wrt, xs))
         advance(before, env, rule_of, back=False)
         names[:] = [v for v in env if v in wanted]
         crossing[:] = [v for v in names if v in subject.active]
@@ -229,8 +359,58 @@ def _multiply(
         ]
 
 
-def _replaced(inputs: list[Any], positions: Sequence[int], xs: Sequence[Any]) -> list[Any]:
-    full = list(inputs)
-    for i, x in zip(positions, xs, strict=True):
-        full[i] = x
-    return full
+# --- running a program with a rule for each round, which JAX is about to differentiate ---
+
+
+def evaluate(graph: Graph, inputs: Sequence[Any], rule_of: RuleOf, back: bool) -> list[Any]:
+    """The outputs of a program (cut with recompute, so that every stage stands for itself).
+
+    `back`: a derivative will be pulled back through it, and not pushed forward.
+    """
+    env = start(graph, inputs)
+    advance(graph.equations, env, rule_of, back)
+    return [core.read(env, v) for v in graph.outputs]
+
+
+def start(graph: Graph, inputs: Sequence[Any]) -> core.Env:
+    env: core.Env = dict(zip(graph.inputs, inputs, strict=True))
+    env.update((v, client_index(placement)) for placement, v in graph.indices.items())
+    return env
+
+
+def advance(equations: Sequence[Equation], env: core.Env, rule_of: RuleOf, back: bool) -> None:
+    """Evaluate equations, adding what they compute to `env`."""
+    clients: core.Env = {}
+
+    def with_bodies(equation: Equation, inputs: list[Any]) -> Sequence[Any]:
+        if not isinstance(equation, Round):
+            return _loop(equation, inputs, rule_of(equation), back)
+        return [
+            y
+            for x, sent, own in equation.split(inputs)
+            for y in RULES[rule_of(x)].evaluate(x, sent, own, clients)
+        ]
+
+    core.evaluate(equations, env, with_bodies=with_bodies)
+
+
+def _loop(loop: Equation, inputs: list[Any], rule: str, back: bool) -> list[Any]:
+    ours = rule == "local" or (rule == "pull" and has_cond(loop))
+    if loop.control is None or not ours:
+        return bind(loop.primitive, loop.params, inputs)
+
+    def run(body: Graph, inputs: Sequence[Any], at: Any) -> list[Any]:
+        return evaluate(body, inputs, lambda unit: rule, back)
+
+    bodies = core.bodies(loop, run)
+    if isinstance(loop.control, Cond) and back:
+        return branches.pulled_cond(inputs[0], inputs[1:], bodies, remember=rule == "local")
+    return loop.control.rebuilt(inputs, bodies)
+
+
+def has_cond(unit: Unit) -> bool:
+    """Is this a cond around communication, or is there one inside? JAX's own way back through a
+    cond is not ours (branches.py)."""
+    if isinstance(unit, Exchange):
+        return False
+    return unit.kind == "cond" or any(e.kind == "cond" for g in inside(unit) for e in g.loops)

@@ -7,21 +7,17 @@ tangent need not be sent, that an inactive round costs nothing. From four rounds
 those are traced that are cheapest if the prices of the rounds add up, as they do.
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from fedgrad.ad.derivative import derivative, refuse_forward_by_clients
-from fedgrad.ad.local import impossible
-from fedgrad.ad.rules import RULES
-from fedgrad.ad.subject import Rules, Subject, is_while, possible, rule_vectors
-from fedgrad.core.check import check
+from fedgrad.ad.derivative import Rules, Subject, Unit, is_while, refuse_forward_by_clients
+from fedgrad.ad.rules import RULES, impossible
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
-from fedgrad.core.graph import Graph, Value
-from fedgrad.core.normal_form import traced
-from fedgrad.core.primitives import ClosedJaxpr
-from fedgrad.core.trace import Taken, struct
+from fedgrad.core.graph import Graph
+from fedgrad.core.trace import Traced
 from fedgrad.plan.cut import cut
 from fedgrad.plan.plan import Plan
 
@@ -61,15 +57,10 @@ class CostModel:
     def price(self, plan: Plan) -> float:
         """The price of running a plan once, per client."""
         down, up = plan.bytes
-        network = self.down * down + self.up * up + self.round_trip * plan.rounds
-        server = self.server_memory * plan.server_memory + self.server_work * plan.server_work
-        return network + server
-
-    def order(self, plan: Plan) -> tuple[float, int, int]:
-        """What makes one plan better than another: its price, and then what the server needs. That
-        is an estimate, so only a factor of four or more decides."""
-        memory, work = plan.server_memory.bit_length() // 2, plan.server_work.bit_length() // 2
-        return self.price(plan), memory, work
+        price = self.down * down + self.up * up + self.round_trip * plan.rounds
+        if self.server_memory or self.server_work:
+            price += self.server_memory * plan.server_memory + self.server_work * plan.server_work
+        return price
 
     @staticmethod
     def asked_more(plan: Plan, program: Plan) -> list[str]:
@@ -94,29 +85,33 @@ class CostModel:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """How a derivative is taken, and the derivative itself, if it was made to be priced: a function
-    of the inputs that gives the outputs that are returned, and then the blocks."""
+    """A derivative that may be taken, and what it costs."""
 
-    taken: Taken
-    order: tuple[float, int, int]  # what makes it better than another
-    jaxpr: ClosedJaxpr | None = None
+    made: Traced
+    plan: Plan
+    price: float
+
+    @property
+    def server(self) -> tuple[int, int]:
+        """What the server needs. It is an estimate, so only a factor of four or more decides."""
+        return self.plan.server_memory.bit_length() // 2, self.plan.server_work.bit_length() // 2
 
 
-def choose(subject: Subject, cost: CostModel) -> Choice:
-    """The cheapest choice that the cost model allows."""
-    if not subject.units and cost.client_memory is None:
-        return Choice(Taken(), (0, 0, 0))  # there is nothing to choose
-    program = _plan(subject, subject.graph, recompute=False)
-    prices: dict[Rules, Choice | None] = {}
+def choose(subject: Subject, cost: CostModel, make: Callable[[Rules], Traced]) -> Traced:
+    """The cheapest derivative that the cost model allows; `make` makes it by a vector of rules."""
 
-    def price(rules: Rules) -> Choice | None:
-        if rules not in prices:
-            prices[rules] = _price(subject, rules, cost, program)
-        return prices[rules]
+    @functools.cache
+    def program() -> Plan:
+        return _plan(subject, cut(subject.graph))
+
+    @functools.cache
+    def priced(rules: Rules) -> list[Choice]:
+        made = _possible(make, rules)
+        return [] if made is None else _priced(subject, made, cost, program)
 
     few = len(subject.units) <= EXHAUSTIVE
-    vectors = rule_vectors(subject) if few else _promising(subject, price)
-    found = [best for rules in vectors if (best := price(rules)) is not None]
+    vectors = rule_vectors(subject) if few else _promising(subject, priced)
+    found = [choice for rules in vectors for choice in priced(rules)]
     if not found:
         if any(is_while(unit) for _, unit in subject.units):
             refuse_forward_by_clients(subject)
@@ -125,57 +120,52 @@ def choose(subject: Subject, cost: CostModel) -> Choice:
             "every one asks clients again that the program asks only once, or needs more client "
             "memory. Allow it with fg.CostModel(readdress=True), or choose the mode yourself."
         )
-    return min(found, key=lambda choice: choice.order)
+    least = min(choice.price for choice in found)
+    cheapest = [choice for choice in found if choice.price == least]
+    if len(cheapest) == 1:
+        return cheapest[0].made
+    return min(cheapest, key=lambda choice: choice.server).made
 
 
-def _price(subject: Subject, rules: Rules, cost: CostModel, program: Plan) -> Choice | None:
-    made = derived(subject, rules)
-    if made is None:
-        return None
-    jaxpr, graph = made
-    best = None
-    # Computing again is never cheaper: it is a way to live with little memory.
-    for recompute in (False,) if cost.client_memory is None else (False, True):
-        plan = _plan(subject, graph, recompute)
-        if cost.allows(plan, program):
-            order = cost.order(plan)
-            if best is None or order < best.order:
-                best = Choice(Taken(rules, recompute), order, jaxpr)
-        if not recompute and not any(plan.client_memory.values()):
-            break  # nothing is remembered, so there is nothing to recompute
-    return best
-
-
-def derived(subject: Subject, rules: Rules) -> tuple[ClosedJaxpr, Graph] | None:
-    """The derivative by these rules as a program; None if JAX cannot take it that way."""
-    values = [Value(v.aval, v.at, v.origin, v.shared) for v in subject.graph.inputs]
-
-    def run(*leaves: Any) -> Any:
-        outputs, blocks = derivative(subject, list(leaves), rules)
-        return [outputs[i] for i in subject.returned], blocks
-
+def _possible(make: Callable[[Rules], Traced], rules: Rules) -> Traced | None:
+    """The derivative by these rules; None if JAX cannot take it that way."""
     try:
-        jaxpr, _ = traced(run, subject.placements, *map(struct, values))
-    except PlanError:
+        return make(rules)
+    except (PlanError, PlacementError):
+        # The program itself is fine, so what mixes placements is what JAX remembers of the two
+        # branches of a cond, in slots that they share.
         return None
     except (ValueError, TypeError) as error:
         if impossible(error):
             return None
         raise
-    try:
-        return jaxpr, check(jaxpr, values, nested=True, derived=True)
-    except PlacementError:
-        # The program itself is fine, so what mixes placements is what JAX remembers of the two
-        # branches of a cond, in slots that they share.
-        return None
 
 
-def _plan(subject: Subject, graph: Graph, recompute: bool) -> Plan:
+def _priced(
+    subject: Subject, made: Traced, cost: CostModel, program: Callable[[], Plan]
+) -> list[Choice]:
+    """What is allowed of a derivative, whose clients may remember or compute again."""
+    found = []
+    # Computing again is never cheaper: it is a way to live with little memory.
+    for recompute in (False,) if cost.client_memory is None else (False, True):
+        graph = cut(made.graph, recompute)
+        plan = _plan(subject, graph)
+        # Whoever asks nobody twice, or may, need not be compared with the program itself.
+        compared = plan.readdressed and not cost.readdress
+        if cost.allows(plan, program() if compared else plan):
+            made = dataclasses.replace(made, recompute=recompute, plan=graph)
+            found.append(Choice(made, plan, cost.price(plan)))
+        if not recompute and not any(plan.client_memory.values()):
+            break  # nothing is remembered, so there is nothing to recompute
+    return found
+
+
+def _plan(subject: Subject, graph: Graph) -> Plan:
     anyhow_many = dict.fromkeys(subject.placements, 2)  # nothing that is priced depends on it
-    return Plan(subject.name, cut(graph, recompute), anyhow_many, None)
+    return Plan(subject.name, graph, anyhow_many, None)
 
 
-def _promising(subject: Subject, price: Callable[[Rules], Choice | None]) -> list[Rules]:
+def _promising(subject: Subject, priced: Callable[[Rules], list[Choice]]) -> list[Rules]:
     """The cheapest vectors if the price of a round does not depend on the rules of the others:
     each rule of each round is priced alone, among local ones; then, for every place to turn from
     forward to backward, each round takes its cheapest rule."""
@@ -183,8 +173,7 @@ def _promising(subject: Subject, price: Callable[[Rules], Choice | None]) -> lis
     local = ("local",) * count
 
     def cheap(rules: Rules) -> float:
-        found = price(rules)
-        return math.inf if found is None else found.order[0]
+        return min((choice.price for choice in priced(rules)), default=math.inf)
 
     more = {
         (i, rule): cheap((*local[:i], rule, *local[i + 1 :]))
@@ -210,3 +199,36 @@ def _promising(subject: Subject, price: Callable[[Rules], Choice | None]) -> lis
         if all(possible(subject, unit, rule) for _, unit in subject.units)
     ]
     return list(dict.fromkeys([*meeting, *pure]))
+
+
+def rule_vectors(subject: Subject) -> list[Rules]:
+    """Every choice of rules that makes sense: what goes backward gives no tangent to what goes
+    forward, so nothing goes forward at or after it."""
+    if subject.at_clients and any(is_while(unit) for _, unit in subject.units):
+        return []
+    vectors: list[Rules] = [()]
+    for number, unit in subject.units:
+        vectors = [
+            (*vector, name)
+            for vector in vectors
+            for name in RULES
+            if possible(subject, unit, name) and not _crosses(subject, vector, name, number)
+        ]
+    return vectors
+
+
+def possible(subject: Subject, unit: Unit, name: str) -> bool:
+    """May this round have this rule, whatever the others have?"""
+    rule = RULES[name]
+    if subject.at_clients and not rule.by_clients:
+        return False
+    return rule.through_while or not is_while(unit)
+
+
+def _crosses(subject: Subject, vector: Rules, name: str, number: int) -> bool:
+    """Would a rule for the unit at `number` go against those of the units before it?"""
+    forward = RULES[name].forward
+    before = [(RULES[n].forward, at) for n, (at, _) in zip(vector, subject.units, strict=False)]
+    if forward is True:
+        return any(way is False for way, _ in before)
+    return forward is False and any(way is True and at == number for way, at in before)

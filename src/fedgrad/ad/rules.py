@@ -9,16 +9,31 @@ inputs are differentiated, k results):
     pull    reverse   pull cotangents back                     k p     k m    yes
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedgrad.ad.activity import depends, has_custom_vjp, is_complex
-from fedgrad.ad.local import local_round
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import Env, evaluate, read
-from fedgrad.core.graph import Exchange
-from fedgrad.core.primitives import broadcast_p, sum_p, where
+from fedgrad.core.graph import Equation, Exchange, Value
+from fedgrad.core.primitives import (
+    broadcast_p,
+    jax_primitives,
+    primitives_inside,
+    promoting,
+    sum_p,
+    where,
+)
+
+Array = jax.Array
+# (what was sent, the client's own values) -> what is summed, in the view of one client
+ClientStage = Callable[[list[Array], list[Array]], list[Array]]
+
 
 Mode = Literal["auto", "forward", "reverse", "mixed"]
 # How an exchange is evaluated, so that JAX will differentiate it by the rule: (the exchange, what
@@ -103,3 +118,238 @@ RULES = {
 }
 # Every mode that takes one rule for all rounds, in the order in which they are shown.
 MODES: dict[Mode, Rule] = {RULES[name].mode: RULES[name] for name in ("push", "pull", "local")}
+
+
+# --- the local rule: a round is one function, and its clients can send its Jacobian ---
+# Seen from the server, broadcast -> client stage -> sum maps what was sent to what comes back. Its
+# derivative is the sum of the clients' own Jacobians. Each client builds its Jacobian by itself,
+# the Jacobians are summed like everything else, and the server multiplies. Nothing more goes down,
+# and nobody is asked twice: pulled back through, the sum is simply a value of the server.
+
+
+def local_round(
+    stage: ClientStage, placement: str, depends: Sequence[Sequence[bool]]
+) -> Callable[[list[Array], list[Array]], list[Array]]:
+    """The round as a function of (server values, client values) with the local rule.
+
+    `depends[j][i]`: can the j-th sum have a derivative by the i-th value that is sent?
+    """
+
+    def down(sent: Sequence[Array]) -> list[Array]:
+        return [broadcast_p.bind(x, placement=placement) for x in sent]
+
+    def up(values: Sequence[Array]) -> list[Array]:
+        return [sum_p.bind(x, placement=placement) for x in values]
+
+    @jax.custom_jvp
+    def round_(sent: list[Array], own: list[Array]) -> list[Array]:
+        return up(stage(down(sent), own))
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        (sent, own), (d_sent, d_own) = primals, tangents
+        received = down(sent)
+        active = [i for i, t in enumerate(d_sent) if _nonzero(t)]
+        values, jacobian = _jacobian(stage, received, own, active, depends)
+        totals = up(values)
+        d_totals: list[Any] = [None] * len(totals)
+        for (j, i), block in jacobian.items():
+            block = sum_p.bind(block, placement=placement)
+            with promoting():
+                product = jnp.tensordot(block, d_sent[i], d_sent[i].ndim)
+            d_totals[j] = _add(d_totals[j], product.astype(totals[j].dtype))
+        # A client's own values can be active too (state in a loop): those tangents are its own.
+        mine = [i for i, t in enumerate(d_own) if _nonzero(t)]
+        if mine:
+            pushed = _push_own(stage, received, own, d_own, mine)
+            for j, t in enumerate(pushed):
+                if t.dtype != jax.dtypes.float0:
+                    d_totals[j] = _add(d_totals[j], sum_p.bind(t, placement=placement))
+        return totals, [
+            _zero_array(x) if t is None else t for x, t in zip(totals, d_totals, strict=True)
+        ]
+
+    round_.defjvp(rule, symbolic_zeros=True)
+    return round_
+
+
+def _jacobian(
+    stage: ClientStage,
+    received: list[Array],
+    own: list[Array],
+    active: list[int],
+    depends: Sequence[Sequence[bool]],
+) -> tuple[list[Array], dict[tuple[int, int], Array]]:
+    """The stage's values and its Jacobian blocks (j, i), of shape values[j] + received[i]."""
+
+    def of_active(xs: list[Array]) -> list[Array]:
+        return stage(replaced(received, active, xs), own)
+
+    shapes = jax.eval_shape(of_active, [received[i] for i in active])
+    rows = [
+        j
+        for j, s in enumerate(shapes)
+        if jnp.issubdtype(s.dtype, jnp.inexact) and any(depends[j][i] for i in active)
+    ]
+    if not rows:
+        return of_active([received[i] for i in active]), {}
+
+    def chosen(xs: list[Array]) -> tuple[list[Array], list[Array]]:
+        values = of_active(xs)
+        return [values[j] for j in rows], values
+
+    xs = [received[i] for i in active]
+    wide, tall = sum(x.size for x in xs), sum(math.prod(shapes[j].shape) for j in rows)
+
+    def push() -> tuple[list[list[Array]], list[Array]]:
+        _, derivative, values = push_basis(chosen, xs)
+        return derivative, values
+
+    def pull() -> tuple[list[list[Array]], list[Array]]:
+        _, back, values = jax.vjp(chosen, xs, has_aux=True)
+        return pull_basis(lambda cts: back(cts)[0], [shapes[j] for j in rows]), values
+
+    # Fewer inputs than outputs: push a basis forward, in constant memory. JAX may know only one.
+    first, second = (push, pull) if wide <= tall else (pull, push)
+    try:
+        derivative, values = first()
+    except (ValueError, TypeError) as error:
+        if impossible(error) is None:
+            raise
+        derivative, values = second()
+    blocks = {
+        (j, i): derivative[row][column]
+        for row, j in enumerate(rows)
+        for column, i in enumerate(active)
+        if depends[j][i]
+    }
+    return values, blocks
+
+
+def _push_own(
+    stage: ClientStage, received: list[Array], own: list[Array], d_own: Any, mine: list[int]
+) -> list[Array]:
+    def of_own(xs: list[Array]) -> list[Array]:
+        return stage(received, replaced(own, mine, xs))
+
+    _, tangents = jax.jvp(of_own, ([own[i] for i in mine],), ([d_own[i] for i in mine],))
+    return list(tangents)
+
+
+def _nonzero(tangent: Any) -> bool:
+    return not isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+
+
+def _add(a: Any, b: Array) -> Array:
+    return b if a is None else a + b
+
+
+def _zero_array(x: Array) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+
+# --- what can be differentiated, and by pushing or pulling a basis ---
+
+
+def is_float(x: Any) -> bool:
+    """Can this array, or what stands for one, have a derivative?"""
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
+
+
+def differentiable(value: Value) -> bool:
+    return is_float(value.aval)
+
+
+def is_complex(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.complexfloating))
+
+
+def depends(equations: Iterable[Equation], inputs: Iterable[Value]) -> set[Value]:
+    """What can have a derivative with respect to these inputs."""
+    found = set(inputs)
+    for equation in equations:
+        if equation.primitive is not jax_primitives.stop_gradient_p:
+            if any(v in found for v in equation.inputs):
+                found.update(v for v in equation.outputs if differentiable(v))
+    return found
+
+
+def has_custom_vjp(equation: Equation) -> bool:
+    """Is there a custom_vjp, which JAX cannot push tangents through?"""
+    primitive = jax_primitives.custom_vjp_call_p
+    return equation.primitive is primitive or primitive in primitives_inside(equation.params)
+
+
+def replaced(values: Sequence[Any], positions: Sequence[int], xs: Sequence[Any]) -> list[Any]:
+    """The values, with others at these positions."""
+    full = list(values)
+    for i, x in zip(positions, xs, strict=True):
+        full[i] = x
+    return full
+
+
+def impossible(error: Exception) -> str | None:
+    """Why JAX cannot differentiate this way, if that is what an error of JAX says."""
+    if isinstance(error, ValueError) and "Reverse-mode differentiation" in str(error):
+        return "has a while_loop on the way of the derivative, and JAX cannot pull back through one"
+    if isinstance(error, TypeError) and "custom_vjp" in str(error):
+        return "has a custom_vjp on the way of the derivative, and JAX cannot push through one"
+    return None
+
+
+def push_basis(
+    fun: Callable[[list[Array]], tuple[list[Array], Any]], xs: list[Array]
+) -> tuple[list[Array], list[list[Array]], Any]:
+    """For `out, aux = fun(xs)`: out, its derivative by pushing a basis forward (derivative[j][i] of
+    shape out[j] + xs[i]), and aux.
+
+    The values are computed once, next to all tangents; nothing is stored for a way back.
+    """
+
+    def push(tangents: list[Array]) -> tuple[Any, Any, Any]:
+        return jax.jvp(fun, (xs,), (tangents,), has_aux=True)
+
+    if sum(x.size for x in xs) == 1:  # a single number needs no extra axis
+        out, tangents, aux = push([jnp.ones_like(x) for x in xs])
+        tangents = [t[None] for t in tangents]
+    else:
+        out, tangents, aux = jax.vmap(push, out_axes=(None, 0, None))(_basis(xs))
+    result = []
+    for t in tangents:
+        blocks = []
+        start = 0
+        for x in xs:
+            block = jnp.moveaxis(t[start : start + x.size], 0, -1)
+            blocks.append(block.reshape(*t.shape[1:], *x.shape))
+            start += x.size
+        result.append(blocks)
+    return out, result, aux
+
+
+def pull_basis(
+    pull: Callable[[list[Array]], list[Array]], outs: Sequence[Any]
+) -> list[list[Array]]:
+    """The derivative by pulling a basis of `outs` back: [j][i] of shape outs[j] + xs[i]."""
+    sizes = [math.prod(o.shape) for o in outs]
+    total = sum(sizes)
+    if total == 1:
+        pulled = [p[None] for p in pull([jnp.ones(o.shape, o.dtype) for o in outs])]
+    else:
+        pulled = jax.vmap(pull)(_basis(outs))
+    result = []
+    start = 0
+    for o, size in zip(outs, sizes, strict=True):
+        result.append([p[start : start + size].reshape(*o.shape, *p.shape[1:]) for p in pulled])
+        start += size
+    return result
+
+
+def _basis(xs: Sequence[Any]) -> list[Array]:
+    sizes = [math.prod(x.shape) for x in xs]
+    total, start, basis = sum(sizes), 0, []
+    for x, size in zip(xs, sizes, strict=True):
+        block = jnp.eye(total, size, k=-start, dtype=x.dtype)
+        basis.append(block.reshape(total, *x.shape))
+        start += size
+    return basis

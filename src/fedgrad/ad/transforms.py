@@ -1,4 +1,4 @@
-"""`grad`, `jacobian`, `hessian`, `jvp`, `vjp`: each takes a program and gives a program.
+"""`grad`, `value_and_grad`, `jacobian`, `hessian`: each takes a program and gives a program.
 
     grad: (x@server -> y@server) -> (x@server -> dy/dx@server)
 
@@ -6,23 +6,29 @@ What is differentiated may also be at clients; then the derivative is there too,
 """
 
 import dataclasses
-import inspect
-from collections.abc import Callable
-from typing import Any
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad.activity import is_float
-from fedgrad.ad.derivative import like, pulled_back
-from fedgrad.ad.planner import CostModel
-from fedgrad.ad.request import Argnums, Request, argument_names, floating
-from fedgrad.ad.rules import Mode
-from fedgrad.core.arguments import read_inside
-from fedgrad.core.errors import ArgumentError
-from fedgrad.core.placement import Placement
+from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, subject
+from fedgrad.ad.planner import CostModel, choose
+from fedgrad.ad.rules import MODES, Mode, impossible, is_float
+from fedgrad.clients.examples import Examples
+from fedgrad.core.arguments import Arguments, read_inside
+from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
+from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
-from fedgrad.core.trace import note, struct
+from fedgrad.core.trace import Traced, struct, traced
+
+T = TypeVar("T")
+Argnums = int | str | Sequence[int | str]
+
+REMEMBERED = 32  # choices for other shapes of the arguments
 
 
 def grad(
@@ -37,7 +43,7 @@ def grad(
     "auto" for the cheapest mix of them; a `fg.CostModel` says what is cheap. `has_aux`: the program
     returns (y, aux), the gradient (dy, aux). Leaves that are not floating get None.
     """
-    return _derived("grad", program, argnums, mode, has_aux, lambda y, d: d)
+    return _derived("grad", program, argnums, mode, has_aux)
 
 
 def value_and_grad(
@@ -47,7 +53,7 @@ def value_and_grad(
     has_aux: bool = False,
 ) -> Program:
     """Like `fg.grad`, and the value: (y, dy), or ((y, aux), dy) with `has_aux`."""
-    return _derived("value_and_grad", program, argnums, mode, has_aux, lambda y, d: (y, d))
+    return _derived("value_and_grad", program, argnums, mode, has_aux)
 
 
 def jacobian(
@@ -58,7 +64,7 @@ def jacobian(
 ) -> Program:
     """The Jacobian of a program, in the form of `jax.jacobian`: the tree of the result, with the
     tree of the argument at each leaf."""
-    return _derived("jacobian", program, argnums, mode, has_aux, lambda y, d: d)
+    return _derived("jacobian", program, argnums, mode, has_aux)
 
 
 def hessian(
@@ -73,166 +79,279 @@ def hessian(
 
 
 def _derived(
-    name: str,
-    program: Program,
-    argnums: Argnums,
-    mode: Mode | CostModel,
-    has_aux: bool,
-    pack: Callable[[Any, Any], Any],
+    name: str, program: Program, argnums: Argnums, mode: Mode | CostModel, has_aux: bool
 ) -> Program:
     """The derivative as a program; the same object if the same is asked for again."""
     names, single = argument_names(program, argnums)
-    scalar = name != "jacobian"
-    with_value = name == "value_and_grad"
-    request = Request(_bare(program), names, single, mode, has_aux, scalar, with_value)
-
-    def fun(*args: Any, **kwargs: Any) -> Any:
-        (y, aux), d, taken = request.run(args, kwargs)
-        note(fun, taken)
-        if not has_aux:
-            return pack(y, d)
-        return ((y, aux), d) if name == "value_and_grad" else (pack(y, d), aux)
+    scalar, with_value = name != "jacobian", name == "value_and_grad"
+    request = Request(bare(program), names, single, mode, has_aux, scalar, with_value)
 
     def make() -> Program:
+        def fun(*args: Any, **kwargs: Any) -> Any:
+            return request.inside(args, kwargs)
+
         fun.__name__ = f"{name}({program.name})"
         return Program(
             fun,
             dict(program.placements),
             derived=True,
+            derive=request.derive,
             signature=program.signature,
         )
 
     key = (name, names, single, mode, has_aux)
-    return _like_it(program, program.once(key, make))
+    return like_it(program, program.once(key, make))
 
 
-def _bare(program: Program) -> Program:
+def bare(program: Program) -> Program:
     """The program without its executor."""
     return program if program.executor is None else dataclasses.replace(program, executor=None)
 
 
-def _like_it(program: Program, made: Program) -> Program:
+def like_it(program: Program, made: Program) -> Program:
     """On the executor of the program it was made of. What a program remembers does not hold on to
     an executor, which may hold on to a federation."""
     return made if program.executor is None else made.on(program.executor)
 
 
-def jvp(program: Program, argnums: Argnums = 0) -> Program:
-    """(*args, tangents) -> (y, dy): the derivative in one direction, by pushing it forward.
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Which derivative of which program. `scalar`: the program returns one number."""
 
-    If the program has default arguments, pass `tangents` by name.
-    """
-    names, single = argument_names(program, argnums)
-    bare = _bare(program)
-    placements = {program.placements.get(name) for name in names}
-    if len(placements) > 1:
-        raise ArgumentError.here(
-            f"fg.jvp by arguments at different placements: {names}. "
-            "Differentiate by those of one placement at a time."
-        )
+    program: Program
+    names: tuple[str, ...]  # of the arguments to differentiate by
+    single: bool  # one argument was named, not a sequence of them
+    mode: Mode | CostModel  # a cost model chooses the rules
+    has_aux: bool = False
+    scalar: bool = False
+    with_value: bool = False
+    # The rules that were chosen for some arguments, and whether clients compute again.
+    choices: dict[Any, tuple[Rules, bool]] = field(default_factory=dict, repr=False)
 
-    def run(bound: dict[str, Any], tangents: Any) -> Any:
-        directions = [tangents] if single else list(tangents)
-        wanted = [bound[name] for name in names]
-        _check_like(directions, wanted, "fg.jvp", "tangents", "the argument")
-        arguments = read_inside(bare, bound)
-        moves = floating(arguments, names)
-        primals = [jnp.asarray(arguments.leaves[i]) for i in moves]
-        # Like the arguments, so its leaves are in their order.
-        moved = jax.tree.leaves(
-            list({**bound, **dict(zip(names, directions, strict=True))}.values())
-        )
-        tangent = [_as(moved[i], x) for i, x in zip(moves, primals, strict=True)]
+    def __post_init__(self) -> None:
+        if not self.auto and self.mode not in MODES:
+            raise ArgumentError.here(
+                f"unknown mode {self.mode!r}; it is a name or a fg.CostModel.",
+                str(self.mode),
+                ["auto", *MODES],
+            )
 
-        def call(xs: list[Any]) -> Any:
-            leaves = dict(enumerate(arguments.leaves)) | dict(zip(moves, xs, strict=True))
-            return bare.call(arguments.rebuild(list(leaves.values())))
+    @property
+    def auto(self) -> bool:
+        """Is the way chosen by what it costs?"""
+        return self.mode == "auto" or isinstance(self.mode, CostModel)
 
-        y, dy = jax.jvp(call, (primals,), (tangent,))
-        return y, jax.tree.map(lambda a, b: like(a, b) if is_float(a) else b, y, dy)
+    @property
+    def cost(self) -> CostModel:
+        """What it costs, then."""
+        return self.mode if isinstance(self.mode, CostModel) else CostModel()
 
-    key = ("jvp", names, single)
-    placement = next(iter(placements))
-    made = program.once(key, lambda: _extended(bare, run, "jvp", "tangents", placement))
-    return _like_it(program, made)
-
-
-def vjp(program: Program, argnums: Argnums = 0) -> Program:
-    """(*args, cotangent) -> (y, dx): pulls a cotangent of the result back, in reverse mode.
-
-    If the program has default arguments, pass `cotangent` by name.
-    """
-    names, single = argument_names(program, argnums)
-    bare = _bare(program)
-    request = Request(bare, names, single, "reverse", False, False)
-
-    def run(bound: dict[str, Any], cotangent: Any) -> Any:
-        arguments = read_inside(bare, bound)
-        traced, tree = request.trace(arguments)
-        results = [struct(v) for v in traced.graph.outputs]
-        y = jax.tree.unflatten(tree, results)
-        _check_like(cotangent, y, "fg.vjp", "cotangent", "the result")
-        leaves = jax.tree.leaves(cotangent)
-        cotangents = [_as(leaves[j], results[j]) for j in traced.results]
+    def inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The derivative inside of another program, in the view of the server and one client."""
+        arguments = read_inside(self.program, self.program.bind(args, kwargs))
         inputs = [jnp.asarray(x) for x in arguments.leaves]
-        outputs, row = pulled_back(traced, inputs, cotangents)
-        return jax.tree.unflatten(tree, outputs), request.by_argument(row, arguments)
+        found = self.trace(arguments, nested=True)
+        known = self._known(found, arguments)
+        if known is not None:
+            fun = functools.partial(self._function, found, arguments)
+            return self._by_rules(found, known[0], lambda rules, way: fun(rules, way)(*inputs))
+        made = self._choose(found, arguments, nested=True)
+        outputs = jax.core.eval_jaxpr(made.jaxpr.jaxpr, made.jaxpr.consts, *inputs)
+        return jax.tree.unflatten(made.outputs, outputs)
 
-    key = ("vjp", names, single)
-    made = program.once(key, lambda: _extended(bare, run, "vjp", "cotangent", None))
-    return _like_it(program, made)
+    def derive(self, arguments: Arguments) -> Traced:
+        """The derivative for such arguments, traced; and planned, if that was done to choose it."""
+        found = self.trace(arguments, nested=False)
+        known = self._known(found, arguments)
+        if known is None:
+            return self._choose(found, arguments, nested=False)
+        rules, recompute = known
+        make = functools.partial(self._made, found, arguments, False)
+        return dataclasses.replace(self._by_rules(found, rules, make), recompute=recompute)
 
+    def _function(
+        self, found: Subject, arguments: Arguments, rules: Rules, forward: bool | None
+    ) -> Callable[..., Any]:
+        """The derivative by these rules as a function of flat values."""
 
-def _extended(
-    program: Program,
-    run: Callable[[dict[str, Any], Any], Any],
-    name: str,
-    extra: str,
-    placement: Placement | None,
-) -> Program:
-    """A program with one more argument at the end."""
-    # Behind arguments with defaults it needs one too; being without it is found out when called.
-    parameters = list(program.signature.parameters.values())
-    optional = any(p.default is not p.empty for p in parameters)
-    kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    if any(p.kind not in (kind, inspect.Parameter.POSITIONAL_ONLY) for p in parameters):
-        kind = inspect.Parameter.KEYWORD_ONLY
-    default = None if optional else inspect.Parameter.empty
-    if extra in program.signature.parameters:
-        raise ArgumentError.here(f"fg.{name}: {program.name} has an argument called {extra!r}.")
-    rest = [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
-    parameters = [p for p in parameters if p not in rest]
-    parameters += [inspect.Parameter(extra, kind, default=default), *rest]
-    signature = inspect.Signature(parameters)
+        def fun(*leaves: Any) -> Any:
+            outputs, blocks = derivative(found, list(leaves), rules, forward)
+            result = jax.tree.unflatten(found.tree, outputs)
+            y, aux = result if self.has_aux else (result, None)
+            slope = self.assemble(y, arguments, blocks)
+            if self.with_value:
+                return result, slope
+            return (slope, aux) if self.has_aux else slope
 
-    def fun(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        direction = bound.arguments.pop(extra)
-        if direction is None:
-            raise ArgumentError.here(f"fg.{name} of {program.name}: pass {extra}=...")
-        return run(dict(bound.arguments), direction)
+        return fun
 
-    fun.__name__ = f"{name}({program.name})"
-    placements = dict(program.placements)
-    if placement is not None:
-        placements[extra] = placement
-    return Program(fun, placements, derived=True, signature=signature)
+    def _made(
+        self,
+        found: Subject,
+        arguments: Arguments,
+        nested: bool,
+        rules: Rules,
+        forward: bool | None = None,
+    ) -> Traced:
+        """The derivative by these rules, traced."""
+        fun = self._function(found, arguments, rules, forward)
+        made = traced(fun, arguments.values, found.placements, nested=nested, derived=True)
+        return dataclasses.replace(made, rules=rules)
 
+    def _known(self, found: Subject, arguments: Arguments) -> tuple[Rules, bool] | None:
+        """The rules, and whether clients compute again; None if they have to be chosen."""
+        if not self.auto:
+            return (MODES[self.mode].name,) * len(found.units), False  # type: ignore[index]
+        if not found.units and self.cost.client_memory is None:
+            return (), False
+        return self.choices.get((arguments.key, found.signature))
 
-def _check_like(found: Any, wanted: Any, where: str, what: str, like: str) -> None:
-    a, b = jax.tree.structure(found), jax.tree.structure(wanted)
-    shapes = [jnp.shape(x) for x in jax.tree.leaves(found)]
-    expected = [jnp.shape(x) for x in jax.tree.leaves(wanted)]
-    if str(a) != str(b) or shapes != expected:
-        raise ArgumentError.here(
-            f"{where}: the {what} must look like {like}: expected {b} with shapes "
-            f"{expected}, got {a} with shapes {shapes}."
+    def _choose(self, found: Subject, arguments: Arguments, nested: bool) -> Traced:
+        make = functools.partial(self._made, found, arguments, nested)
+        made = choose(found, self.cost, make)
+        while len(self.choices) >= REMEMBERED:
+            self.choices.pop(next(iter(self.choices)), None)
+        self.choices[arguments.key, found.signature] = made.rules, made.recompute
+        return made
+
+    def _by_rules(self, found: Subject, rules: Rules, make: Callable[[Rules, bool], T]) -> T:
+        """What `make` makes by these rules and one way, forward or not: where only the server
+        works, a rule's mode says which; the others leave it free."""
+        forward = None if self.auto else MODES[self.mode].forward  # type: ignore[index]
+        way = found.widens if forward is None else forward
+        try:
+            return make(rules, way)
+        except (ValueError, TypeError) as error:
+            why = impossible(error)
+            if why is None:
+                raise
+            if self.auto and not rules:
+                return make(rules, not way)
+            other = "reverse" if self.mode == "forward" else "forward"
+            use = "" if found.at_clients else f"Use mode={other!r}, or write it without: "
+            raise PlanError.here(
+                f"{self.program.name} {why}. {use or 'Use '}a scan (lax.fori_loop with a "
+                "static trip count) instead of a while_loop, a custom_jvp instead of a "
+                "custom_vjp."
+            ) from error
+
+    def trace(self, arguments: Arguments, nested: bool) -> Subject:
+        """The program as it is differentiated. `nested`: as a part of another program."""
+        wrt = floating(arguments, self.names)
+        given = arguments.rebuild(arguments.leaves)
+        for name in self.names:
+            if any(map(_is_view, jax.tree.leaves(given[name], is_leaf=_is_view))):
+                raise ArgumentError.here(
+                    f"{self.program.name}: argument {name!r} is a cohort, whose clients are views "
+                    "of one store; there is no derivative by that. Pass what you want to "
+                    "differentiate by as stacked arrays."
+                )
+        if not wrt:
+            raise ArgumentError.here(
+                f"{self.program.name}: argument {', '.join(self.names)} has no floating "
+                "leaf to differentiate by."
+            )
+        placements = self.program.client_placements
+        made = traced(
+            lambda *flat: self.program.call(arguments.rebuild(flat)),
+            arguments.values,
+            placements,
+            nested=nested,
+            to_derive=True,
+            derived=self.program.derived,
         )
+        y = jax.tree.unflatten(made.outputs, [struct(v) for v in made.graph.outputs])
+        if self.has_aux:
+            if not isinstance(y, tuple) or len(y) != 2:
+                raise ArgumentError.here(f"has_aux=True: {self.program.name} must return (y, aux).")
+            y = y[0]
+        results = range(len(jax.tree.leaves(y)))
+        found = subject(self.program.name, made, placements, wrt, results)
+        self.check_result(found, y)
+        return found
+
+    def check_result(self, found: Subject, y: Any) -> None:
+        if self.mode != "reverse" and found.complex:
+            raise ArgumentError.here(
+                f"{self.program.name} is differentiated by a complex argument, which needs "
+                f"mode='reverse'; got mode={self.mode!r}."
+            )
+        if self.mode == "forward" and found.at_clients:
+            raise PlanError.here(
+                f"{self.program.name} is differentiated by an argument at clients. "
+                "Every client has its own derivative, and pushing tangents forward only gives "
+                "their sum. Use mode='reverse'."
+            )
+        leaves = jax.tree.leaves(y)
+        values = [found.graph.outputs[i] for i in range(len(leaves))]
+        for value in values:
+            if is_client(value.at):
+                raise PlacementError.here(
+                    f"{self.program.name} returns a value at {value.at}; what is "
+                    "differentiated is at the server. Return fg.mean(...) or fg.sum(...) of it, or "
+                    "return it as aux."
+                )
+        if not self.scalar:
+            return
+        if len(leaves) != 1 or leaves[0].shape or not is_float(leaves[0]):
+            shown = [f"{x.dtype}{list(x.shape)}" for x in leaves]
+            raise ArgumentError.here(
+                f"The gradient of {self.program.name}, which returns {shown}. It "
+                "takes a program that returns one floating number (and aux with has_aux=True); "
+                "use fg.jacobian for others."
+            )
+
+    def by_argument(self, row: Sequence[Any], arguments: Arguments) -> Any:
+        """Derivatives by the floating leaves, in the form of the arguments that were named."""
+        found = dict(zip(floating(arguments, self.names), row, strict=True))
+        by_name = arguments.rebuild([found.get(i) for i in range(len(arguments.leaves))])
+        chosen = tuple(by_name[name] for name in self.names)
+        return chosen[0] if self.single else chosen
+
+    def assemble(self, y: Any, arguments: Arguments, blocks: Blocks) -> Any:
+        """The derivative in the form of the result, and in that of the arguments at each leaf."""
+        flat, tree = jax.tree.flatten(y)
+        rows = iter(blocks)
+        per_leaf = [
+            self.by_argument(next(rows), arguments) if is_float(leaf) else None for leaf in flat
+        ]
+        return per_leaf[0] if self.scalar else jax.tree.unflatten(tree, per_leaf)
 
 
-def _as(x: Any, like: Any) -> Any:
-    """A (co)tangent of the dtype that JAX wants for `like`."""
-    if not jnp.issubdtype(like.dtype, jnp.inexact):
-        return jnp.zeros(like.shape, jax.dtypes.float0)
-    return jnp.asarray(x, like.dtype)
+def argument_names(program: Program, argnums: Argnums) -> tuple[tuple[str, ...], bool]:
+    """The names of the arguments to differentiate by, and whether it is just one."""
+    if not isinstance(program, Program):
+        raise ArgumentError.here(
+            f"derivatives are taken of a program, got {program!r}. Decorate it with "
+            "@fg.program(...); jax.grad is there for functions."
+        )
+    single = isinstance(argnums, str) or not isinstance(argnums, Sequence)
+    wanted = [argnums] if single else list(argnums)  # type: ignore[arg-type]
+    parameters = list(program.signature.parameters)
+    names = []
+    for given in wanted:
+        if isinstance(given, bool) or not (isinstance(given, str) or hasattr(given, "__index__")):
+            raise ArgumentError.here(f"argnums are positions or names, got {given!r}.")
+        argnum = given if isinstance(given, str) else operator.index(given)
+        if isinstance(argnum, str) and argnum not in parameters:
+            raise ArgumentError.here(
+                f"{program.name} has no argument {argnum!r}." + nearest(argnum, parameters)
+            )
+        if isinstance(argnum, int) and not -len(parameters) <= argnum < len(parameters):
+            raise ArgumentError.here(
+                f"{program.name} has {len(parameters)} arguments, so there is no argument {argnum}."
+            )
+        names.append(argnum if isinstance(argnum, str) else parameters[argnum])
+    if len(set(names)) != len(names) or not names:
+        raise ArgumentError.here(f"name each argument to differentiate by once: {names}.")
+    return tuple(names), single
+
+
+def floating(arguments: Arguments, names: Sequence[str]) -> list[int]:
+    """The floating leaves of some of the arguments."""
+    named = zip(arguments.names, arguments.values, strict=True)
+    return [i for i, (name, v) in enumerate(named) if name in names and is_float(v.aval)]
+
+
+def _is_view(x: Any) -> bool:
+    return isinstance(x, Examples)

@@ -14,11 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.check import check
 from fedgrad.core.errors import PlanError
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, changed
-from fedgrad.core.placement import SERVER
+from fedgrad.core.graph import SERVER, Equation, Exchange, Graph, Round, Value, changed
 from fedgrad.core.primitives import jax_primitives
+from fedgrad.core.trace import check
 
 Arrays = Sequence[jax.Array]
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from fedgrad.core.errors import ArgumentError
-from fedgrad.core.placement import CLIENTS
+from fedgrad.core.graph import CLIENTS
 from fedgrad.core.primitives import Literal, make_jaxpr
 
 

@@ -19,9 +19,8 @@ from fedgrad.algorithms.optimizer import apply, as_optimizer, start_of
 from fedgrad.algorithms.restarts import require_no_restart
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments
-from fedgrad.core.operations import broadcast, client_key, mean
-from fedgrad.core.placement import CLIENTS
-from fedgrad.core.program import program
+from fedgrad.core.graph import CLIENTS
+from fedgrad.core.program import broadcast, client_key, mean, program
 from fedgrad.core.types import Hyper, Key, Params
 
 

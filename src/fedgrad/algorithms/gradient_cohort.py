@@ -10,9 +10,8 @@ from fedgrad.algorithms.objective import Loss, client_loss
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, require_whole
-from fedgrad.core.operations import broadcast, mean
-from fedgrad.core.placement import CLIENTS, Placement
-from fedgrad.core.program import Program, program
+from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.program import Program, broadcast, mean, program
 from fedgrad.core.types import Params
 
 GRADIENT = Placement("gradient")

@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import ArgumentError
-from fedgrad.core.primitives import Literal
+from fedgrad.core.primitives import Literal, promoting
 from fedgrad.core.types import Hyper
 
 

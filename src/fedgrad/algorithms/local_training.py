@@ -19,8 +19,8 @@ from fedgrad.algorithms.optimizer import (
     start_of,
 )
 from fedgrad.clients.examples import Examples
-from fedgrad.core.dtypes import accumulator, promoting
 from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
+from fedgrad.core.primitives import accumulator, promoting
 from fedgrad.core.types import Batch, Hyper, Key, Params
 
 # (params, model of the server, batch, mask, hyper, key) -> (loss, gradient)

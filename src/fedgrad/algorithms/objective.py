@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.clients.examples import Examples
-from fedgrad.core.dtypes import accumulator
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.primitives import accumulator
 from fedgrad.core.types import Batch, Key, Params
 
 Loss = Callable[..., Any]  # (params, batch) or (params, batch, key) -> one loss per example

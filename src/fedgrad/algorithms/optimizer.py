@@ -14,8 +14,8 @@ import optax
 
 from fedgrad.algorithms.hyper import at, with_schedules
 from fedgrad.algorithms.parametrization import DEFAULT_BOUNDS
-from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.primitives import promoting
 
 
 @dataclass(frozen=True)

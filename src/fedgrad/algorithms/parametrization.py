@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.core.dtypes import common
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.primitives import common
 from fedgrad.core.types import Hyper
 
 Bounds = tuple[float, float]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.parametrization import Form
-from fedgrad.core.dtypes import promoting
+from fedgrad.core.primitives import promoting
 
 
 def guarded(

@@ -14,11 +14,10 @@ from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.clients.examples import Examples
-from fedgrad.core.dtypes import promoting
 from fedgrad.core.errors import ArgumentError, known_arguments
-from fedgrad.core.operations import broadcast, client_key, mean, sum
-from fedgrad.core.placement import CLIENTS
-from fedgrad.core.program import program
+from fedgrad.core.graph import CLIENTS
+from fedgrad.core.primitives import promoting
+from fedgrad.core.program import broadcast, client_key, mean, program, sum
 from fedgrad.core.types import Hyper, Key, Params
 
 

@@ -29,9 +29,9 @@ from fedgrad.algorithms.optimizer import apply
 from fedgrad.algorithms.parametrization import Form, learned
 from fedgrad.algorithms.safeguards import choose, guarded, ran_away
 from fedgrad.clients.population import Population
-from fedgrad.core.dtypes import common, promoting
 from fedgrad.core.errors import ArgumentError, known_arguments
-from fedgrad.core.placement import CLIENTS, Placement
+from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.primitives import common, promoting
 from fedgrad.core.program import Program, program
 from fedgrad.core.types import Hyper, Key, Params
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedgrad.core.dtypes import accumulator
+from fedgrad.core.primitives import accumulator
 
 # (v, squared update, b2) -> v: how the second moment is followed.
 SECOND_MOMENTS: dict[str, Callable[[Any, Any, Any], Any]] = {

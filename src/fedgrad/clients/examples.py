@@ -102,7 +102,7 @@ def repeat(
     """`for i in range(times): carry = step(i, carry)` with `times <= most`, differentiable.
 
     It is traced as a scan of static length whose steps past `times` do nothing. The local executor
-    knows this form and runs it with a dynamic trip count (executors/loops.py).
+    knows this form and runs it with a dynamic trip count (executors/ragged.py).
     """
 
     times = jnp.asarray(times, jnp.int32)

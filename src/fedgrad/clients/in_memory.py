@@ -21,7 +21,7 @@ class InMemory(Stored):
     """All clients, their examples stored once. Make one with `fg.population`."""
 
     offsets: np.ndarray
-    in_memory = True
+    here = True
 
     @property
     def sharding(self) -> Any:
@@ -77,12 +77,18 @@ def cohort(clients: Sequence[Any]) -> Cohort:
     return population(clients).everyone
 
 
-def _everywhere(x: np.ndarray) -> jax.Array:
+def everywhere() -> Any:
+    """On each of the local devices; None if there is one."""
     devices = jax.local_devices()
     if len(devices) == 1:
-        return jnp.asarray(x)
+        return None
     mesh = jax.sharding.Mesh(devices, ("devices",))
-    return jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+
+def _everywhere(x: np.ndarray) -> jax.Array:
+    sharding = everywhere()
+    return jnp.asarray(x) if sharding is None else jax.device_put(x, sharding)
 
 
 def examples_of(clients: Sequence[Any]) -> np.ndarray:
@@ -94,31 +100,32 @@ def examples_of(clients: Sequence[Any]) -> np.ndarray:
         )
     if not len(clients):
         raise CohortError.here("There are no clients: the list is empty.")
-    tree = jax.tree.structure(clients[0])
-    counts = []
-    for i, client in enumerate(clients):
-        if not _same_tree(client, clients[0]):
+    return np.asarray([count_of(i, client, clients[0]) for i, client in enumerate(clients)])
+
+
+def count_of(number: int, client: Any, first: Any) -> int:
+    """How many examples a client has, if they are like those of the first one."""
+    if not _same_tree(client, first):
+        raise CohortError.here(
+            f"Client {number} has another structure than client 0: {jax.tree.structure(client)} "
+            f"and {jax.tree.structure(first)}. Give every client the same pytree."
+        )
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(client)]
+    sizes = {shape[0] if shape else None for shape in shapes}
+    if len(sizes) != 1 or None in sizes:
+        raise CohortError.here(
+            f"Every leaf of a client has one row per example; client {number} has leaves of shapes "
+            f"{shapes}."
+        )
+    if sizes == {0}:
+        raise CohortError.here(f"Client {number} has no examples. Leave it out.")
+    for here, wanted in zip(shapes, map(np.shape, jax.tree.leaves(first)), strict=True):
+        if here[1:] != wanted[1:]:
             raise CohortError.here(
-                f"Client {i} has another structure than client 0: {jax.tree.structure(client)} "
-                f"and {tree}. Give every client the same pytree."
+                f"Examples of client {number} have shape {here[1:]}, those of client 0 "
+                f"{wanted[1:]}. Only the number of examples may differ."
             )
-        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(client)]
-        sizes = {shape[0] if shape else None for shape in shapes}
-        if len(sizes) != 1 or None in sizes:
-            raise CohortError.here(
-                f"Every leaf of a client has one row per example; client {i} has leaves of shapes "
-                f"{shapes}."
-            )
-        if sizes == {0}:
-            raise CohortError.here(f"Client {i} has no examples. Leave it out.")
-        for here, first in zip(shapes, jax.tree.leaves(clients[0]), strict=True):
-            if here[1:] != np.shape(first)[1:]:
-                raise CohortError.here(
-                    f"Examples of client {i} have shape {here[1:]}, those of client 0 "
-                    f"{np.shape(first)[1:]}. Only the number of examples may differ."
-                )
-        counts.append(sizes.pop())
-    return np.asarray(counts)
+    return int(shapes[0][0])
 
 
 def _same_tree(a: Any, b: Any) -> bool:

@@ -1,8 +1,8 @@
-"""Populations: whatever clients can be sampled from, in memory, on a mesh or on nodes."""
+"""Populations: whatever clients can be sampled from, in memory, on disk, on a mesh or on nodes."""
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ class Population(ClientData):
     counts: np.ndarray | None = None  # how many examples each client has, where that is known
     executor: Executor | None = None  # on which its programs run, if not on any
     sharding: Any = None  # where the data are, if on several devices: the model belongs there too
-    in_memory = False  # the data are here, so a round is the same program whenever it runs
+    here = False  # the data are on this machine, so a round is the same program whenever it runs
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -62,8 +62,14 @@ class Population(ClientData):
         return replace(cohort, index=index) if isinstance(cohort, Cohort) else cohort
 
     def draws(self, key: Key, size: int, role: str = "cohort") -> Callable[[int], Any]:
-        """`sample` as a function of the round, for many rounds."""
+        """`sample` as a function of the round, for many rounds. If it has a method `close`, that is
+        called after the last one."""
         return lambda round: self.sample(key, size, round, role)
+
+    def portions(self) -> Generator[tuple[Any, int]]:
+        """Cohorts that are all clients together, each with the number of its first client: one, if
+        that fits on a device."""
+        yield self.everyone, 0
 
     def some_data(self) -> list[np.ndarray]:
         """Some rows of the data, which tell it from another population, where they can be read."""
@@ -108,17 +114,7 @@ class Stored(Population):
         """The cohort of these clients, by their index in the population."""
         if isinstance(clients, jax.core.Tracer):  # of `sample` within jit
             return self.cohort(clients)
-        clients = np.asarray(clients)
-        if clients.ndim != 1 or clients.size == 0 or not np.issubdtype(clients.dtype, np.integer):
-            raise CohortError.here(
-                f"Select clients by a non-empty vector of indices, got {clients!r}."
-            )
-        if clients.min() < 0 or clients.max() >= len(self):
-            raise CohortError.here(
-                f"There are {len(self)} clients, numbered from 0; got {clients.min()} to "
-                f"{clients.max()}."
-            )
-        return self.cohort(clients.astype(np.int32))
+        return self.cohort(require_clients(clients, len(self)))
 
     @abstractmethod
     def cohort(self, index: Any) -> Cohort:
@@ -130,6 +126,18 @@ class Stored(Population):
         if not all(leaf.is_fully_addressable for leaf in stored):
             return []
         return [self.counts, *(np.asarray(x)[:: max(1, len(x) // 1000)] for x in stored)]
+
+
+def require_clients(clients: Any, there: int) -> np.ndarray:
+    """Clients by their index, who exist."""
+    clients = np.asarray(clients)
+    if clients.ndim != 1 or clients.size == 0 or not np.issubdtype(clients.dtype, np.integer):
+        raise CohortError.here(f"Select clients by a non-empty vector of indices, got {clients!r}.")
+    if clients.min() < 0 or clients.max() >= there:
+        raise CohortError.here(
+            f"There are {there} clients, numbered from 0; got {clients.min()} to {clients.max()}."
+        )
+    return clients.astype(np.int32)
 
 
 def require_kept(old: Any, new: Any) -> None:

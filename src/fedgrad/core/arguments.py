@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from fedgrad.core.errors import ArgumentError, CohortError
-from fedgrad.core.graph import Origin, Value
-from fedgrad.core.placement import SERVER
+from fedgrad.core.graph import SERVER, Origin, Value
 from fedgrad.core.program import Program
 
 

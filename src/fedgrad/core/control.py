@@ -28,9 +28,6 @@ class Rows(Protocol):
     def stacked(self, rows: Sequence[Any]) -> Any:
         """Rows as one array."""
 
-    def nothing(self, output: int) -> Any:
-        """Such an array of no rows, by the number of the loop's output."""
-
 
 class Control(ABC):
     """One equation of control flow. `bodies` are its jaxprs, in the order in which `rebuilt` takes
@@ -55,7 +52,7 @@ class Control(ABC):
 
     @abstractmethod
     def in_python(self, inputs: Sequence[Any], bodies: Sequence[PythonBody], by: Rows) -> list[Any]:
-        """The same, run here, one iteration after another."""
+        """The same, run here, one iteration after another; without any, no rows are given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +105,7 @@ class Scan(Control):
         for i in self.order:
             out = bodies[0]([*consts, *carry, *[by.row(x, i) for x in xs]], i)
             carry, rows[i] = self.split_outputs(out)
-        if rows:
-            return [*carry, *[by.stacked(column) for column in zip(*rows, strict=True)]]
-        outputs = range(self.carry, len(self.bodies[0].jaxpr.outvars))
-        return [*carry, *map(by.nothing, outputs)]
+        return [*carry, *[by.stacked(column) for column in zip(*rows, strict=True)]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,10 @@ class CohortError(FederatedError):
     """The clients handed to a program do not fit together: none, or different numbers of them."""
 
 
+class StoreError(FederatedError):
+    """A folder of clients cannot be written, opened or read."""
+
+
 class ArgumentError(FederatedError, TypeError):
     """An argument of a program is missing, unknown, or of a kind that cannot be placed."""
 

@@ -6,11 +6,12 @@ Equations with bodies, which are rounds and loops around them, are the affair of
 """
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedgrad.core.control import While, control
-from fedgrad.core.graph import Equation, Value
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, is_client
 from fedgrad.core.primitives import (
     CALLS,
     CUSTOM_DERIVATIVES,
@@ -105,3 +106,51 @@ AT_CLIENT: Rules = {broadcast_p: as_it_is}
 
 def _answer(index: Any, eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     return [index]
+
+
+class Walk(ABC):
+    """Runs a plan. Server values are as they are, and client values in whatever form the subclass
+    keeps all clients' values in."""
+
+    def run(
+        self, graph: Graph, inputs: Sequence[Any], at: Sequence[str] | None = None
+    ) -> list[Any]:
+        """The outputs of a plan, or of a loop's body, whose outputs must be at the places `at`."""
+        env: Env = dict(zip(graph.inputs, inputs, strict=True))
+        env.update((v, self.index(placement)) for placement, v in graph.indices.items())
+        evaluate(graph.equations, env, with_bodies=self.with_bodies)
+        outputs = [read(env, v) for v in graph.outputs]
+        return self.placed(graph.outputs, outputs, at or [v.at for v in graph.outputs])
+
+    def with_bodies(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
+        """The outputs of a round or a loop."""
+        if isinstance(equation, Round):
+            return self.round(equation, inputs)
+        return self.loop(equation, self.placed(equation.inputs, inputs, equation.inputs_at))
+
+    def round(self, equation: Round, inputs: list[Any]) -> list[Any]:
+        """The outputs of all exchanges of a round."""
+        return [y for x, sent, own in equation.split(inputs) for y in self.exchange(x, sent, own)]
+
+    def placed(self, values: Sequence[Value], xs: Sequence[Any], at: Sequence[str]) -> list[Any]:
+        """Values in the form that their places want: a constant may be wanted at clients."""
+        return [
+            self.at_clients(x, place) if is_client(place) and not is_client(v.at) else x
+            for v, x, place in zip(values, xs, at, strict=True)
+        ]
+
+    @abstractmethod
+    def index(self, placement: str) -> Any:
+        """Every client's index."""
+
+    @abstractmethod
+    def at_clients(self, x: Any, placement: str) -> Any:
+        """A constant as all clients have it."""
+
+    @abstractmethod
+    def exchange(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> list[Any]:
+        """Send down, run the client stage, and sum up: the sums, and what clients keep."""
+
+    @abstractmethod
+    def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
+        """Run the bodies of a loop."""

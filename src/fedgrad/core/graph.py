@@ -1,4 +1,4 @@
-"""A program as data, from the trace to the node: values that each have a placement, and equations.
+"""A program as data, from the trace to the node: values, each at a placement, and equations.
 
 A loop around communication is an equation whose bodies are graphs. So is a round, once a plan has
 been made: its bodies are what the clients of each placement do.
@@ -13,10 +13,45 @@ import jax
 import numpy as np
 
 from fedgrad.core.control import Control, While, control
-from fedgrad.core.placement import SERVER
+from fedgrad.core.errors import ArgumentError
 from fedgrad.core.primitives import Primitive, round_p, where
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A group of clients. `fg.CLIENTS` is the usual one; make others for, say, a loss cohort."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise ArgumentError.here(
+                f"A placement is named by an identifier, got {self.name!r}. "
+                'Write for example fg.Placement("eval").'
+            )
+        if self.name in ("server", "anywhere", "outer"):
+            raise ArgumentError.here(
+                f"{self.name!r} is not a client placement. Choose another name."
+            )
+
+    def __repr__(self) -> str:
+        return f"Placement({self.name!r})"
+
+
+CLIENTS = Placement("clients")
+
+# Placements of values, as plain names so that they can be parameters of primitives. A value that
+# depends on nothing (a constant) is ANYWHERE: every side can make it for itself, at no cost.
+SERVER = "server"
+ANYWHERE = "anywhere"
+# What a program inside of another one captures from it: where that is, the outer program knows.
+OUTER = "outer"
+
+
+def is_client(at: str) -> bool:
+    return at not in (SERVER, ANYWHERE, OUTER)
 
 
 @dataclass(frozen=True)
@@ -86,6 +121,14 @@ class Equation:
     def times(self) -> int | None:
         """How often the body of a loop runs; None where the data decide."""
         return 1 if self.control is None else self.control.times
+
+    def repeated(self, bodies: Sequence[float], unknown: float = 1) -> float:
+        """What is measured in the bodies of a loop, over all iterations: as often as it runs
+        (`unknown` where the data decide), of a cond the branch with the most."""
+        if self.kind == "cond":
+            return max(bodies)
+        once = sum(bodies)
+        return once * (unknown if self.times is None else self.times) if once else 0
 
     @property
     def inner(self) -> list[tuple[Value, ...]]:
@@ -222,6 +265,31 @@ def inside(loop: Equation) -> list[Graph]:
 def everywhere(graph: Graph) -> list[Graph]:
     """The graph and the bodies of its loops, at any depth."""
     return fold(graph, lambda g, inside: [g, *(x for e in inside for body in e for x in body)])
+
+
+Numbered = list[tuple[int, Exchange, int | None]]
+
+
+def exchanges(graph: Graph) -> Numbered:
+    """Every exchange that sends something: (number of its round, the exchange, how often)."""
+    return fold(graph, _numbered)
+
+
+def _numbered(graph: Graph, inside: list[list[Numbered]]) -> Numbered:
+    found: Numbered = []
+    number = 1
+    for equation, bodies in zip(graph.equations, inside, strict=True):
+        if isinstance(equation, Round):
+            found += [(number, x, 1) for x in equation.exchanges if x.speaks]
+            number += equation.speaks
+        for body in bodies:
+            found += [(number - 1 + n, x, _product(t, equation.times)) for n, x, t in body]
+            number = max([number, *(n + 1 for n, _, _ in found)])
+    return found
+
+
+def _product(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a * b
 
 
 def needed(

@@ -3,8 +3,7 @@
 from typing import NoReturn
 
 from fedgrad.core.errors import PlacementError
-from fedgrad.core.graph import Value
-from fedgrad.core.placement import ANYWHERE, OUTER, SERVER, is_client
+from fedgrad.core.graph import ANYWHERE, OUTER, SERVER, Value, is_client
 
 
 def refuse_broadcast(x: Value, placement: str, line: str) -> NoReturn:

@@ -28,13 +28,15 @@ from fedgrad.core.primitives import (
     make_jaxpr,
 )
 
+# What there may be something to mend of.
+MENDED = {counted_p, jax_primitives.while_p}
 
-def traced(fun: Any, placements: Sequence[str], *args: Any) -> tuple[ClosedJaxpr, Any]:
-    """Trace one client's view of a function of flat values. Gives the tree of its result, too."""
-    jaxpr, shape = make_jaxpr(fun, placements, *args)
-    if any(map(_is_odd, jaxpr.jaxpr.eqns)):
-        jaxpr, _ = make_jaxpr(lambda *flat: _run(jaxpr, flat), placements, *args)
-    return jaxpr, shape
+
+def in_normal_form(jaxpr: ClosedJaxpr, placements: Sequence[str], *args: Any) -> ClosedJaxpr:
+    """The same function, mended."""
+    if not any(map(_is_odd, jaxpr.jaxpr.eqns)):
+        return jaxpr
+    return make_jaxpr(lambda *flat: _run(jaxpr, flat), placements, *args)[0]
 
 
 def _is_odd(eqn: JaxprEqn) -> bool:

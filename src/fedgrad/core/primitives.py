@@ -11,7 +11,7 @@ This is the only file that touches `jax.interpreters` and `jax.extend`.
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -136,6 +136,27 @@ def part(eqn: JaxprEqn, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]
     return ClosedJaxpr(jaxpr, closed.consts), list(used)
 
 
+# --- Dtypes ---------------------------------------------------------------------------------
+# The same whether or not the user lets JAX promote them by itself.
+
+
+def promoting() -> contextlib.AbstractContextManager[None]:
+    """Let JAX promote: code of others who count on it (optax multiplies a float32 by a float64
+    rate), or what is cast at once."""
+    return jax.numpy_dtype_promotion("standard")
+
+
+def common(*arrays: Any) -> Any:
+    """The dtype that holds all of these."""
+    with promoting():
+        return jnp.result_type(*arrays)
+
+
+def accumulator(tree: Any) -> Any:
+    """What to add up many numbers like these in: nothing narrower than float32."""
+    return common(jnp.float32, *jax.tree.leaves(tree))
+
+
 # --- Reading jaxprs ---------------------------------------------------------------------------
 
 # Calls: an equation that only wraps a jaxpr, by the name of the parameter that holds it.
@@ -155,11 +176,14 @@ def inner_jaxprs(params: dict[str, Any]) -> list[Jaxpr]:
 
 
 def primitives_inside(params: dict[str, Any]) -> set[Primitive]:
+    return {p for jaxpr in inner_jaxprs(params) for p in primitives_of(jaxpr.eqns)}
+
+
+def primitives_of(equations: Iterable[Any]) -> set[Primitive]:
+    """The primitives of equations, also deep inside."""
     found: set[Primitive] = set()
-    for jaxpr in inner_jaxprs(params):
-        for eqn in jaxpr.eqns:
-            found.add(eqn.primitive)
-            found |= primitives_inside(eqn.params)
+    for eqn in equations:
+        found |= {eqn.primitive, *primitives_inside(eqn.params)}
     return found
 
 

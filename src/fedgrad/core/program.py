@@ -1,4 +1,7 @@
-"""A program: one function written from the view of the server and of one client."""
+"""A program, one function written from the view of the server and of one client; and what it says.
+
+It says `broadcast`, `sum`, and what follows from them. All take any pytree.
+"""
 
 import contextlib
 import contextvars
@@ -8,9 +11,21 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
+
 from fedgrad.core.errors import ArgumentError, PlacementError, nearest
-from fedgrad.core.placement import Placement
-from fedgrad.core.primitives import inside
+from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.primitives import (
+    broadcast_p,
+    client_index,
+    common,
+    counted_p,
+    inside,
+    source_p,
+    sum_p,
+)
+from fedgrad.core.types import Key
 
 
 class Executor(Protocol):
@@ -35,6 +50,8 @@ class Program:
     placements: dict[str, Placement]
     executor: Executor | None = None
     derived: bool = False  # it is a derivative of another program
+    # How a derivative is made, of arguments that were read, instead of traced (trace.py).
+    derive: Callable[[Any], Any] | None = dataclasses.field(repr=False, default=None)
     signature: inspect.Signature = dataclasses.field(repr=False, default=None)  # type: ignore[assignment]
     # What has been made of the program: shared by copies, so that `.on(...)` compiles only once.
     made: dict[Any, Any] = dataclasses.field(repr=False, default_factory=dict)
@@ -162,3 +179,149 @@ def default(executor: Executor) -> Iterator[None]:
         yield
     finally:
         _default.reset(token)
+
+
+# --- what a program says ---
+
+
+def broadcast(x: Any, at: Placement = CLIENTS) -> Any:
+    """Send a server value to every client of a placement. Any leaf that JAX knows can be sent."""
+    _require_inside("broadcast", at)
+    return jax.tree.map(lambda leaf: broadcast_p.bind(_array(leaf), placement=at.name), x)
+
+
+def sum(x: Any, at: Placement = CLIENTS) -> Any:
+    """Sum a client value over all clients of its placement; the result is at the server.
+
+    Floating and complex dtypes are kept (float16 and bfloat16 are accumulated in float32).
+    Integers and bools are widened first, as `jnp.sum` does, so that small ones cannot overflow:
+    bool and signed to int32 (int64 under x64), unsigned to uint32 (uint64).
+    """
+    _require_inside("sum", at)
+    return jax.tree.map(lambda leaf: sum_p.bind(_summable(leaf), placement=at.name), x)
+
+
+def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.0) -> Any:
+    """Mean over the clients: `sum(x) / sum(1)`, or `sum(w x) / sum(w)` with scalar weights.
+
+    A client of weight 0 does not count at all, even if its `x` is NaN: so a client is dropped by
+    giving it weight 0. If nobody counts (all weights are zero), the mean is `empty`, with a zero
+    derivative; where weights cancel each other out (1 and -1) and the weighted values do not, it
+    is a division by zero instead. Complex weights give a complex mean. Integers are averaged as
+    floats, float16 and bfloat16 in float32. However many means a program takes, the number of
+    clients, and the sum of the same weights, is sent once.
+    """
+    if weights is None:
+        _require_inside("mean", at)
+        count = sum_p.bind(jnp.int32(1), placement=at.name)
+        return _ratios(x, sum(_floating(x), at), count, empty)
+    weights = _array(weights)
+    if weights.shape:
+        raise ArgumentError.here(
+            f"fg.mean takes one weight per client, so a scalar in the view of one client; got "
+            f"shape {weights.shape}. Multiply first if you mean an elementwise product."
+        )
+    if jnp.issubdtype(weights.dtype, jnp.inexact):
+        weights = _floating(weights)
+    counts = weights != (False if weights.dtype == jnp.bool_ else 0)
+    if jnp.issubdtype(weights.dtype, jnp.inexact):
+        weights = source_p.bind(weights, counts)  # it may depend on what it weighs
+    total = sum(weights, at)
+
+    def weighted(leaf: jax.Array) -> jax.Array:
+        # 0 * NaN is NaN, so what a dropped client may not send is zeroed first. What is finite
+        # stays: the derivative with respect to a weight that is 0 needs it.
+        kept = counted_p.bind(leaf, counts, seen=False)
+        return weights.astype(_weighted_dtype(leaf, weights)) * kept
+
+    sums = sum(jax.tree.map(weighted, _floating(x)), at)
+    return _ratios(x, sums, total, empty, by_zero=True)
+
+
+def client_key(key: Key, at: Placement = CLIENTS) -> Key:
+    """Each client's own PRNG key, from one key of the server: the same key is sent to all.
+
+    The client folds in its own index. In a cohort sampled from a population that is the client's
+    index in the population, so its key does not depend on who else was sampled.
+    """
+    if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
+        raise ArgumentError.here(
+            f"fg.client_key takes a typed key, jax.random.key(0); got {key!r}."
+        )
+    return jax.random.fold_in(broadcast(key, at), client_index(at.name))
+
+
+def _require_inside(operation: str, at: Placement) -> None:
+    if not isinstance(at, Placement):
+        raise ArgumentError.here(f"fg.{operation}(..., at=) takes a fg.Placement, got {at!r}.")
+    if not inside():
+        raise PlacementError.here(
+            f"fg.{operation} was called outside of a program, where there are no clients. "
+            f"Call it in a function decorated with @fg.program(argument=fg.CLIENTS)."
+        )
+    if not inside(at.name):
+        raise PlacementError.here(
+            f"fg.{operation}(..., at={at.name}): no argument of this program is at {at.name}, so "
+            f"nobody knows who these clients are. Name one: @fg.program(argument={at!r})."
+        )
+
+
+def _array(leaf: Any) -> jax.Array:
+    try:
+        return leaf if hasattr(leaf, "aval") else jnp.asarray(leaf)
+    except TypeError:
+        raise ArgumentError.here(
+            f"Only arrays, numbers and keys can be sent, got {type(leaf).__name__}: {leaf!r}. "
+            "Keep other things outside of the pytree."
+        ) from None
+
+
+def _summable(leaf: Any) -> jax.Array:
+    leaf = _array(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        raise ArgumentError.here("fg.sum: PRNG keys cannot be summed. Sum what you drew with them.")
+    if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.bool_:
+        signed = not jnp.issubdtype(leaf.dtype, jnp.unsignedinteger)
+        if leaf.dtype == jnp.bool_ or jnp.iinfo(leaf.dtype).bits < 32:
+            leaf = leaf.astype(jnp.int32 if signed else jnp.uint32)
+        return leaf.astype(jax.eval_shape(jnp.sum, leaf).dtype)
+    return leaf
+
+
+def _floating(x: Any) -> Any:
+    """Leaves as they are averaged: integers as floats, and nothing narrower than float32, in which
+    the sum over many clients could overflow."""
+
+    def cast(leaf: Any) -> jax.Array:
+        leaf = _summable(leaf)
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf.astype(float)
+        return leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf
+
+    return jax.tree.map(cast, x)
+
+
+def _weighted_dtype(leaf: jax.Array, weights: jax.Array) -> Any:
+    """The dtype of a mean of `leaf`: its own, made complex by complex weights."""
+    if not jnp.issubdtype(weights.dtype, jnp.complexfloating):
+        return leaf.dtype
+    floating = jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return common(leaf.dtype, jnp.complex64) if floating else weights.dtype
+
+
+def _ratios(x: Any, sums: Any, count: jax.Array, empty: float, by_zero: bool = False) -> Any:
+    """`sums / count`, or `empty` where the count is 0. `by_zero`: there, what is left of a sum is
+    divided by zero: its weights have cancelled each other out, which is not the same as nobody."""
+    someone = count != 0
+
+    def ratio(leaf: Any, total: jax.Array) -> jax.Array:
+        mean = total / jnp.where(someone, count, 1).astype(total.dtype)
+        instead = jnp.asarray(empty, total.dtype)
+        if by_zero:  # it has no derivative: that would have to wait for the sums
+            left = jax.lax.stop_gradient(total)
+            instead = jnp.where(left == 0, instead, left / jnp.zeros_like(left))
+        mean = jnp.where(someone, mean, instead)
+        dtype = _weighted_dtype(_array(leaf), total)
+        return mean.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else mean
+
+    return jax.tree.map(ratio, x, sums)

@@ -1,46 +1,64 @@
-"""From a program and its arguments to a checked graph of what the server and one client do."""
+"""From a program and its arguments to a checked graph of what the server and one client do.
 
-import contextvars
+Every value gets a placement, and programs that mix them are refused. The law of this pass: in the
+graph that it returns, all inputs of an equation are at one placement (or anywhere), a broadcast
+goes from the server to clients, a sum from clients to the server.
+"""
+
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedgrad.core.arguments import Arguments
-from fedgrad.core.check import check
-from fedgrad.core.errors import ArgumentError
-from fedgrad.core.graph import Equation, Graph, Value
-from fedgrad.core.normal_form import traced
-from fedgrad.core.placement import ANYWHERE, SERVER
-from fedgrad.core.primitives import current_source, jax_primitives
+from fedgrad.core.bodies import CONTROL_FLOW, custom
+from fedgrad.core.control import scan_of
+from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
+from fedgrad.core.graph import ANYWHERE, OUTER, SERVER, Equation, Graph, Origin, Value, is_client
+from fedgrad.core.misuse import refuse_broadcast, refuse_mix, refuse_sum
+from fedgrad.core.normal_form import MENDED, in_normal_form
+from fedgrad.core.primitives import (
+    CALLS,
+    CUSTOM_DERIVATIVES,
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    broadcast_p,
+    closed,
+    communicates,
+    current_source,
+    foreign_axis,
+    has_effects,
+    index_placement,
+    inner_constants,
+    inner_jaxprs,
+    jax_primitives,
+    make_jaxpr,
+    part,
+    primitives_of,
+    source_p,
+    sum_p,
+    where,
+)
 from fedgrad.core.program import Program
-
-
-@dataclass(frozen=True)
-class Taken:
-    """How a derivative is taken: the rule of each active round ("push", "local", "pull"), and
-    whether clients compute again what they would have to remember."""
-
-    rules: tuple[str, ...] = ()
-    recompute: bool = False
-
-
-# While a program is traced: how the derivatives in it were taken, by the function that took them.
-_taken: contextvars.ContextVar[dict[Any, Taken]] = contextvars.ContextVar("fedgrad_taken")
-
-
-def note(fun: Callable[..., Any], taken: Taken) -> None:
-    """Say how the derivative that `fun` computes was taken; plans of it will tell."""
-    _taken.get({})[fun] = taken
 
 
 @dataclass(frozen=True, eq=False)
 class Traced:
+    """What was traced. Of a derivative, also how it is taken: the rule of each active round, and
+    whether clients compute again what they would have to remember; and its plan, if it was made
+    to find that out."""
+
+    jaxpr: ClosedJaxpr
     graph: Graph
     outputs: Any  # the tree of the result
-    taken: Taken  # if the program is a derivative
+    rules: tuple[str, ...] = ()
+    recompute: bool = False
+    plan: Graph | None = None
 
 
 def struct(value: Value) -> jax.ShapeDtypeStruct:
@@ -50,34 +68,41 @@ def struct(value: Value) -> jax.ShapeDtypeStruct:
 
 def trace(program: Program, arguments: Arguments) -> Traced:
     """Trace and check one client's view of the program."""
-    structs = [struct(v) for v in arguments.values]
-    notes: dict[Any, Taken] = {}
-    token = _taken.set(notes)
-    try:
-        jaxpr, shape = traced(
-            lambda *leaves: program.call(arguments.rebuild(list(leaves))),
+    if program.derive is None:
+        made = traced(
+            lambda *leaves: program.call(arguments.rebuild(leaves)),
+            arguments.values,
             program.client_placements,
-            *structs,
+            derived=program.derived,
         )
-    finally:
-        _taken.reset(token)
-    graph = _constants_placed(check(jaxpr, arguments.values, derived=program.derived), program)
-    for value in graph.outputs:
+    else:
+        made = program.derive(arguments)
+    for value in made.graph.outputs:
         if value.shared:
             raise ArgumentError.here(
                 f"{program.name} returns {value.origin}, the store of examples itself. Return what "
                 "it computes of them, for example data.count."
             )
-    return Traced(graph, jax.tree.structure(shape), notes.get(program.fun, Taken()))
+    return _constants_placed(made, program)
 
 
-def _constants_placed(graph: Graph, program: Program) -> Graph:
+def traced(fun: Any, values: Sequence[Value], placements: Sequence[str], **how: bool) -> Traced:
+    """Trace one client's view of a function of flat values, and `check` it."""
+    structs = [struct(v) for v in values]
+    jaxpr, shape = make_jaxpr(fun, placements, *structs)
+    if MENDED & primitives_of(jaxpr.jaxpr.eqns):
+        jaxpr = in_normal_form(jaxpr, placements, *structs)
+    return Traced(jaxpr, check(jaxpr, values, **how), jax.tree.structure(shape))
+
+
+def _constants_placed(made: Traced, program: Program) -> Traced:
     """A constant that is returned is the server's. But where the server does nothing at all and
     nothing else is returned (zeros like a client's value, say), it is each client's."""
+    graph = made.graph
     places = {v.at for v in graph.inputs} | {v.at for e in graph.equations for v in e.outputs}
     beside = any(v.at != ANYWHERE for v in graph.outputs)
     if SERVER in places or beside or len(program.client_placements) != 1:
-        return graph
+        return made
     (at,) = program.client_placements
     copies = {
         v: Equation(
@@ -87,4 +112,301 @@ def _constants_placed(graph: Graph, program: Program) -> Graph:
     }
     outputs = tuple(copies[v].outputs[0] for v in graph.outputs)
     equations = (*graph.equations, *copies.values())
-    return dataclasses.replace(graph, equations=equations, outputs=outputs)
+    placed = dataclasses.replace(graph, equations=equations, outputs=outputs)
+    return dataclasses.replace(made, graph=placed, plan=None)
+
+
+# Captured arrays of more scalars than this, together, are data of the server, not constants of the
+# program: client code that used them would make every client download them, unseen.
+CAPTURE_LIMIT = 1024
+
+# Operations that JAX puts in by itself: their result is still called by the name of their input.
+_SAME_TO_A_READER = {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"}
+
+
+def check(
+    jaxpr: ClosedJaxpr,
+    inputs: Sequence[Value],
+    nested: bool = False,
+    to_derive: bool = False,
+    derived: bool = False,
+    source: Any = None,
+) -> Graph:
+    """Place every value of a traced program.
+
+    `nested`: the program is traced within another one, which will itself be checked; then the
+    placement of what it captures is the outer program's affair. `to_derive`: JAX will differentiate
+    it: functions with custom derivatives stay whole even if they communicate, and JAX still knows
+    the client's index by itself.
+    `derived`: it is a derivative, in which the communication of a cond may have become dead; who
+    decides is the server all the same. `source`: the line that all of it belongs to, if to one.
+    """
+    reader = _Reader(nested, to_derive, derived)
+    outputs = reader.run(jaxpr, inputs, source)
+    return Graph(
+        tuple(inputs),
+        tuple(reader.equations),
+        tuple(outputs),
+        reader.indices,
+        tuple(reader.opened),
+    )
+
+
+class _Reader:
+    """Reads equations one by one; keeps what it has made, so that equal work is done once."""
+
+    def __init__(self, nested: bool, to_derive: bool, derived: bool) -> None:
+        self.nested, self.to_derive, self.derived = nested, to_derive, derived
+        self.around: tuple[Any, ...] = ()  # sources of the control flow that this is the body of
+        self.equations: list[Equation] = []
+        self.indices: dict[str, Value] = {}
+        self.made: dict[Any, tuple[Value, ...]] = {}
+        self.literals: dict[Any, Value] = {}
+        self.marked: dict[Value, Value] = {}  # what was made a source: the value itself
+        self.opened: list[str] = []
+        self.hidden = 0  # scalars captured so far that no message shows
+
+    def run(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value], source: Any) -> list[Value]:
+        """Read a jaxpr in place; `source` overrides where its equations come from."""
+        env: dict[Any, Value] = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
+        for var, constant in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
+            env[var] = self.captured(var.aval, constant)
+
+        def value(atom: Any) -> Value:
+            return self.literal(atom) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.jaxpr.eqns:
+            outputs = self.equation(eqn, [value(v) for v in eqn.invars], source or eqn.source_info)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+        return [value(v) for v in jaxpr.jaxpr.outvars]
+
+    def literal(self, literal: Literal) -> Value:
+        array = np.asarray(literal.val)
+        key = (str(literal.aval), array.tobytes())
+        if key not in self.literals:
+            self.literals[key] = Value(literal.aval, ANYWHERE, constant=literal.val)
+        return self.literals[key]
+
+    def captured(self, aval: Any, constant: Any) -> Value:
+        key = id(constant)
+        if key not in self.literals:
+            of_server = self.of_server(aval, constant)
+            at = SERVER if of_server else ANYWHERE
+            if self.nested and isinstance(constant, jax.core.Tracer):
+                at = OUTER
+            name = f"a captured array of shape {aval.shape}" if of_server else ""
+            origin = Origin(name, captured=of_server)
+            self.hidden += 0 if of_server else aval.size
+            self.literals[key] = Value(aval, at, origin, constant=constant)
+        return self.literals[key]
+
+    def captures(self, params: dict[str, Any]) -> bool:
+        """Is there data of the server hidden in the jaxprs of an equation?"""
+        return any(self.of_server(jax.typeof(c), c) for c in inner_constants(params))
+
+    def of_server(self, aval: Any, constant: Any) -> bool:
+        traced = isinstance(constant, jax.core.Tracer)
+        return not self.nested and (traced or self.hidden + aval.size > CAPTURE_LIMIT)
+
+    # --- one equation ---------------------------------------------------------------------
+
+    def equation(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Sequence[Value]:
+        primitive = eqn.primitive
+        if primitive in (broadcast_p, sum_p):
+            return self.communication(eqn, inputs[0], source)
+        if (name := index_placement(primitive, eqn.params)) is not None:
+            return [self.index(name, eqn.outvars[0].aval)]
+        if foreign_axis(primitive, eqn.params):
+            raise PlacementError(
+                f"{self.where(source)}: {primitive.name} talks across clients. Only fg.sum and "
+                "fg.broadcast can; everything else sees one client."
+            )
+        if primitive is source_p:
+            return self.source(eqn, inputs, source)
+        speaks = communicates(eqn.params)
+        mixed = len({v.at for v in inputs} - {ANYWHERE, OUTER}) > 1
+        if speaks or ((mixed or self.captures(eqn.params)) and inner_jaxprs(eqn.params)):
+            if primitive in CALLS and not (self.to_derive and primitive in CUSTOM_DERIVATIVES):
+                # jnp's own jitted functions are traced once for all callers: show the call's line.
+                inner = closed(eqn.params[CALLS[primitive]])
+                if primitive in CUSTOM_DERIVATIVES and (speaks or mixed):
+                    self.opened.append(self.where(source))
+                return self.run(inner, inputs, None if speaks else source)
+            if primitive in CONTROL_FLOW or primitive in CUSTOM_DERIVATIVES:
+                return self.control_flow(eqn, inputs, source)
+            if speaks:
+                raise PlanError(
+                    f"{self.where(source)}: fg.broadcast or fg.sum inside of {primitive.name} is "
+                    "not supported. Use jit, scan, while_loop, cond, switch, checkpoint, "
+                    "custom_jvp or custom_vjp around communication."
+                )
+        if self.derived and primitive is jax_primitives.scan_p:
+            split = self.without_constants(eqn, inputs, source)
+            if split is not None:
+                return split
+        indices = [self.index(name, None) for name in _indices_inside(eqn.params)]
+        at = self.join([*inputs, *indices], primitive.name, source)
+        asked = [] if self.to_derive else indices
+        return self.add(eqn, [*inputs, *asked], at, source, bool(asked))
+
+    def without_constants(
+        self, eqn: JaxprEqn, inputs: list[Value], source: Any
+    ) -> Sequence[Value] | None:
+        """A scan of a client, apart from rows of integers that it computes of nothing placed: JAX
+        puts predicates of the server there, which it needs on the way back."""
+        avals: list[Any] = [v.aval for v in eqn.outvars]
+        carry = scan_of(eqn.params).carry
+        whole = [False] * carry + [_is_whole(aval) for aval in avals[carry:]]
+        if all(whole) or not any(whole) or not any(is_client(v.at) for v in inputs):
+            return None
+        if _indices_inside(eqn.params):
+            return None  # it depends on which client it is
+        constant, used = part(eqn, whole)
+        if any(v.at != ANYWHERE for v, needed in zip(inputs, used, strict=True) if needed):
+            return None
+        rest, rest_used = part(eqn, [not w for w in whole])
+        found = iter(self.run(constant, _picked(inputs, used), source))
+        others = iter(self.run(rest, _picked(inputs, rest_used), source))
+        return [next(found if w else others) for w in whole]
+
+    def add(
+        self, eqn: JaxprEqn, inputs: list[Value], at: str, source: Any, indexed: bool = False
+    ) -> Sequence[Value]:
+        """Append a local equation, or find that the same one has been made before."""
+        try:
+            params = tuple(sorted(eqn.params.items()))
+            key = (eqn.primitive, hash(params) and params, tuple(inputs))
+        except TypeError:
+            key = None
+        if has_effects(eqn):
+            key = None
+        if key is not None and key in self.made:
+            return self.made[key]
+        origin = Origin("", eqn.primitive.name, source)
+        if eqn.primitive.name in _SAME_TO_A_READER and not inputs[0].origin.primitive:
+            origin = inputs[0].origin
+        placed = [v.origin for v in inputs if v.at != ANYWHERE]
+        if placed and all(o.captured for o in placed):
+            origin = placed[0]
+        outputs = tuple(Value(v.aval, at, origin) for v in eqn.outvars)
+        self.equations.append(
+            Equation(
+                eqn.primitive,
+                eqn.params,
+                tuple(inputs),
+                outputs,
+                at,
+                source,
+                has_effects(eqn),
+                indexed,
+            )
+        )
+        if key is not None:
+            self.made[key] = outputs
+        return outputs
+
+    def source(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Sequence[Value]:
+        """A mark (dropped.py). Where it would mix placements, so does what it was made for, and
+        that says so better."""
+        if len({v.at for v in inputs} - {ANYWHERE, OUTER}) > 1:
+            return inputs[:1]
+        outputs = self.add(eqn, inputs, self.join(inputs, eqn.primitive.name, source), source)
+        self.marked[outputs[0]] = inputs[0]
+        return outputs
+
+    def communication(self, eqn: JaxprEqn, x: Value, source: Any) -> Sequence[Value]:
+        placement = eqn.params["placement"]
+        if eqn.primitive is broadcast_p:
+            if is_client(x.at):
+                refuse_broadcast(x, placement, self.where(source))
+            return self.add(eqn, [x], placement, source)
+        if not self.to_derive:  # it was differentiated, if at all: the sum is that of the value
+            x = self.marked.get(x, x)
+        if x.at == SERVER or (is_client(x.at) and x.at != placement):
+            refuse_sum(x, placement, self.where(source))
+        if x.at == ANYWHERE and not _is_one(x):
+            return self.constant_sum(x, placement, source)
+        return self.add(eqn, [x], SERVER, source)
+
+    def constant_sum(self, x: Value, placement: str, source: Any) -> Sequence[Value]:
+        # The sum of a constant is the constant times the number of clients, which is sent once.
+        def times_count(x: jax.Array) -> jax.Array:
+            count = sum_p.bind(jnp.int32(1), placement=placement)  # as fg.mean counts
+            return x * count.astype(x.dtype)
+
+        jaxpr = jax.make_jaxpr(times_count)(jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype))
+        return self.run(jaxpr, [x], source)
+
+    def index(self, placement: str, aval: Any) -> Value:
+        if placement not in self.indices:
+            aval = aval or jax.typeof(jnp.int32(0))
+            self.indices[placement] = Value(aval, placement, Origin("the client's index"))
+        return self.indices[placement]
+
+    def join(self, inputs: Sequence[Value], operation: str, source: Any) -> str:
+        """The one placement of these inputs."""
+        placed: dict[str, Value] = {}
+        for v in inputs:
+            if v.at not in (ANYWHERE, OUTER):
+                placed.setdefault(v.at, v)
+        if len(placed) > 1:
+            refuse_mix(placed, operation, self.where(source))
+        unplaced = OUTER if any(v.at == OUTER for v in inputs) else ANYWHERE
+        return next(iter(placed), unplaced)
+
+    # --- control flow that communicates ---------------------------------------------------
+
+    def control_flow(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Sequence[Value]:
+        read = CONTROL_FLOW.get(eqn.primitive, custom)
+        bodies, placements = read(self, eqn, inputs, source)
+        origin = Origin("", eqn.primitive.name, source)
+        outputs = tuple(
+            Value(v.aval, at, origin) for v, at in zip(eqn.outvars, placements, strict=True)
+        )
+        self.equations.append(
+            Equation(
+                eqn.primitive,
+                eqn.params,
+                tuple(inputs),
+                outputs,
+                "",
+                source,
+                has_effects(eqn),
+                bodies=tuple(bodies),
+            )
+        )
+        return outputs
+
+    def where(self, source: Any) -> str:
+        return where(source, *self.around)
+
+    def body(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value], source: Any) -> Graph:
+        reader = _Reader(self.nested, self.to_derive, self.derived)
+        reader.around = (source, *self.around)
+        # A body asks for the client's index through the outer graph, which has it as an input.
+        reader.indices = self.indices
+        outputs = reader.run(jaxpr, inputs, None)
+        self.opened += reader.opened
+        return Graph(tuple(inputs), tuple(reader.equations), tuple(outputs), self.indices)
+
+
+def _indices_inside(params: dict[str, Any]) -> list[str]:
+    names: dict[str, None] = {}
+    for jaxpr in inner_jaxprs(params):
+        for eqn in jaxpr.eqns:
+            name = index_placement(eqn.primitive, eqn.params)
+            names.update(dict.fromkeys(_indices_inside(eqn.params) + ([name] if name else [])))
+    return list(names)
+
+
+def _is_one(x: Value) -> bool:
+    known = x.constant is not None and not isinstance(x.constant, jax.core.Tracer)
+    return known and x.aval.shape == () and bool(x.constant == 1)
+
+
+def _is_whole(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jnp.integer))
+
+
+def _picked(values: Sequence[Value], wanted: Sequence[bool]) -> list[Value]:
+    return [v for v, w in zip(values, wanted, strict=True) if w]

@@ -17,9 +17,8 @@ from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.core.program import Program
 from fedgrad.executors import sharded
 from fedgrad.executors.devices import Devices
-from fedgrad.executors.local import require_positive
+from fedgrad.executors.local import compile_program, require_positive
 from fedgrad.executors.placing import placed
-from fedgrad.executors.vectorised import compile_program
 
 
 @dataclasses.dataclass(frozen=True)

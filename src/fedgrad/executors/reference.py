@@ -3,6 +3,7 @@
 It is slow and it is meant to be read. Every other executor is tested against it.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +14,9 @@ import jax.numpy as jnp
 from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.aggregate.sums import in_order
 from fedgrad.core.arguments import read_arguments
-from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
-from fedgrad.core.graph import Exchange, Value
-from fedgrad.core.placement import is_client
+from fedgrad.core.evaluate import AT_CLIENT, Walk, bodies, evaluate, read
+from fedgrad.core.graph import Equation, Exchange, Graph, Value, is_client
 from fedgrad.core.program import Program
-from fedgrad.executors.walk import InPython
 from fedgrad.plan.plan import ready_plan
 
 # Called for each client in each round with (placement, client, values sent down, values sent up).
@@ -48,6 +47,33 @@ class Reference:
             return jax.tree.unflatten(plan.outputs, results)
 
         return run
+
+
+class InPython(Walk):
+    """Loops run here, one iteration after another."""
+
+    @abstractmethod
+    def row(self, x: Any, i: int) -> Any:
+        """A row of what a scan goes over: of the server's array, or of each client's."""
+
+    @abstractmethod
+    def stacked(self, rows: Sequence[Any]) -> Any:
+        """Iterations as one array: of the server, or of each client."""
+
+    def iteration(self, body: Graph, inputs: list[Any], i: int | None, at: Any) -> list[Any]:
+        """One iteration of a loop; `i` is None where the data decide how many there are."""
+        return self.run(body, inputs, at)
+
+    def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
+        assert loop.control is not None
+        run = self.run if loop.kind == "cond" else self.iteration
+        outputs = loop.control.in_python(inputs, bodies(loop, run), self)
+        return [*outputs, *map(self._nothing, loop.outputs[len(outputs) :])]
+
+    def _nothing(self, value: Value) -> Any:
+        """No iterations as one array."""
+        empty = jnp.zeros(value.aval.shape, value.aval.dtype)
+        return self.at_clients(empty, value.at) if is_client(value.at) else empty
 
 
 class _OneByOne(InPython):

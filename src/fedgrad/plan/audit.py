@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedgrad.core.graph import Graph, everywhere
-from fedgrad.core.placement import is_client
+from fedgrad.core.graph import Graph, everywhere, exchanges, is_client
 from fedgrad.core.primitives import where
 from fedgrad.plan.exposure import can_dominate, traits
-from fedgrad.plan.traffic import exchanges
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,18 @@ only the client's own arguments, what it was sent in this round, and what it rem
 import dataclasses
 from collections.abc import Sequence
 
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, changed, needed
-from fedgrad.core.placement import ANYWHERE, SERVER, is_client
+from fedgrad.core.graph import (
+    ANYWHERE,
+    SERVER,
+    Equation,
+    Exchange,
+    Graph,
+    Round,
+    Value,
+    changed,
+    is_client,
+    needed,
+)
 from fedgrad.core.primitives import broadcast_p, sum_p
 
 

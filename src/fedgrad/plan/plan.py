@@ -1,4 +1,5 @@
-"""The plan of a program: frozen data, from which everything else is read."""
+"""The plan of a program: frozen data, from which all the rest is read. What is sent, how often, and
+what clients keep is read here; what clients reveal and what the server needs, in files beside."""
 
 import functools
 import math
@@ -9,13 +10,25 @@ from typing import Any
 from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.errors import ArgumentError
-from fedgrad.core.graph import Graph, Value
+from fedgrad.core.graph import Exchange, Graph, Round, Value, exchanges, fold
 from fedgrad.core.program import Program
 from fedgrad.core.trace import trace
 from fedgrad.plan import server
 from fedgrad.plan.audit import Audit, audit
 from fedgrad.plan.cut import cut
-from fedgrad.plan.traffic import Traffic, client_memory, exchanges, total
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one client of a placement receives and sends in one round."""
+
+    round: int
+    placement: str
+    down: int  # scalars
+    up: int
+    down_bytes: int
+    up_bytes: int
+    times: int | None = 1  # how often this round happens; None where the data decide
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +46,7 @@ class Plan:
     def rounds(self) -> int:
         """Communication rounds. A loop whose trip count the data decide counts once, a branch as
         its longest side."""
-        return int(total(self.graph, lambda x: x.speaks, together=True))
+        return int(_total(self.graph, lambda x: x.speaks, together=True))
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
@@ -62,8 +75,8 @@ class Plan:
         return self._sent(lambda v: v.bytes)
 
     def _sent(self, measure: Callable[[Value], int]) -> tuple[int, int]:
-        down = total(self.graph, lambda x: sum(measure(v) for v, _ in x.down))
-        up = total(self.graph, lambda x: sum(measure(v) for v, _ in x.up))
+        down = _total(self.graph, lambda x: sum(measure(v) for v, _ in x.down))
+        up = _total(self.graph, lambda x: sum(measure(v) for v, _ in x.up))
         return int(down), int(up)
 
     @property
@@ -74,16 +87,16 @@ class Plan:
 
     def addressed(self, placement: str) -> float:
         """In how many rounds clients of a placement take part (inf: the data decide)."""
-        return total(self.graph, lambda x: x.placement == placement and x.speaks, math.inf)
+        return _total(self.graph, lambda x: x.placement == placement and x.speaks, math.inf)
 
     def asked(self, placement: str) -> float:
         """In how many of them they are sent something, not only asked for a count or the like."""
-        return total(self.graph, lambda x: x.placement == placement and bool(x.down), math.inf)
+        return _total(self.graph, lambda x: x.placement == placement and bool(x.down), math.inf)
 
     @property
     def client_memory(self) -> dict[str, int]:
         """Bytes that a client must keep between rounds, at most, by placement."""
-        return {placement: client_memory(self.graph, placement) for placement in self.clients}
+        return {placement: _client_memory(self.graph, placement) for placement in self.clients}
 
     @functools.cached_property
     def server_memory(self) -> int:
@@ -114,6 +127,49 @@ class Plan:
         return _looks["text"](self)
 
 
+def _total(
+    graph: Graph, measure: Callable[[Exchange], float], unknown: float = 1, together: bool = False
+) -> float:
+    """A measure of exchanges, added up over the whole run. `together`: those of one round count
+    as one."""
+
+    def of(graph: Graph, inside: list[list[float]]) -> float:
+        result: float = 0
+        for equation, bodies in zip(graph.equations, inside, strict=True):
+            if isinstance(equation, Round):
+                found = [float(measure(x)) for x in equation.exchanges]
+                result += max(found, default=0) if together else sum(found)
+            elif bodies:
+                result += equation.repeated(bodies, unknown)
+        return result
+
+    return fold(graph, of)
+
+
+def _client_memory(graph: Graph, placement: str) -> int:
+    """Bytes that a client keeps from one round for a later one, at most."""
+
+    def of(graph: Graph, inside: list[list[int]]) -> int:
+        made: dict[Value, int] = {}
+        last_read: dict[Value, int] = {}
+        in_loops: list[int] = []
+        pairs = [(e, b) for e, b in zip(graph.equations, inside, strict=True) if e.bodies]
+        for i, (equation, bodies) in enumerate(pairs):
+            mine = [v for v in equation.outputs if v.at == placement]
+            last_read.update((v, i) for v in equation.inputs)
+            made.update((v, i) for v in mine)
+            # What a client carries from one iteration to the next, and keeps within one.
+            carried = 0 if equation.kind == "cond" or not bodies else sum(v.bytes for v in mine)
+            in_loops.append(max(bodies, default=0) + carried)
+        kept = [
+            sum(v.bytes for v, start in made.items() if start <= i < last_read.get(v, -1))
+            for i in range(len(pairs))
+        ]
+        return max((a + b for a, b in zip(kept, in_loops, strict=True)), default=0)
+
+    return fold(graph, of)
+
+
 _looks: dict[str, Callable[[Plan], str]] = {}
 
 
@@ -140,14 +196,16 @@ def ready_plan(
     """The plan of a program as it is run. `recompute`: clients remember nothing between rounds.
     `aggregator`: how sums are computed; by default as the program's executor does."""
     traced = trace(program, arguments)
-    taken = traced.taken
-    again = recompute or taken.recompute
-    default: Aggregator = getattr(program.executor, "aggregator", plain)
+    again = recompute or traced.recompute
+    how = aggregator or getattr(program.executor, "aggregator", plain)
+    # What was cut to be priced is what is run, if clients remember as they did then.
+    graph = traced.plan if again == traced.recompute else None
+    graph = graph or cut(traced.graph, again)
     return Plan(
         program.name,
-        (aggregator or default).applied(cut(traced.graph, again)),
+        graph if how is plain else how.applied(graph),
         arguments.clients,
         traced.outputs,
-        taken.rules,
+        traced.rules,
         again,
     )

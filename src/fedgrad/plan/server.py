@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedgrad.core.control import Cond, Scan, control
-from fedgrad.core.graph import Equation, Graph, Round, Value, fold
-from fedgrad.core.placement import is_client
+from fedgrad.core.graph import Equation, Graph, Round, Value, fold, is_client
 from fedgrad.core.primitives import JaxprEqn, Literal, inner_jaxprs
-from fedgrad.plan.traffic import repeated
 
 # One thing after another: what it reads, what it makes, and what it needs besides while it runs.
 Event = tuple[Sequence[Any], Sequence[Any], float]
@@ -37,7 +35,7 @@ def work(graph: Graph) -> int:
         pairs = [
             p for p in zip(graph.equations, inside, strict=True) if not isinstance(p[0], Round)
         ]
-        return sum(repeated(e, bodies) if bodies else _work(e) for e, bodies in pairs)
+        return sum(e.repeated(bodies) if bodies else _work(e) for e, bodies in pairs)
 
     return int(fold(graph, of))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import quoteattr
 
-from fedgrad.core.placement import SERVER
+from fedgrad.core.graph import SERVER
 from fedgrad.plan.plan import Plan
 from fedgrad.show.naming import Work
 from fedgrad.show.outline import Frame, Item, Link, Outline, Part, Round, Size, Visit, outline

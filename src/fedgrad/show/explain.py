@@ -6,9 +6,8 @@ from typing import Any
 import jax
 
 from fedgrad.ad.planner import CostModel
-from fedgrad.ad.request import Argnums
 from fedgrad.ad.rules import MODES, Mode
-from fedgrad.ad.transforms import grad, jacobian
+from fedgrad.ad.transforms import Argnums, grad, jacobian
 from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.program import Program
 from fedgrad.plan.plan import Plan, plan

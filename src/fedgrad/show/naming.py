@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from fedgrad.core.graph import Equation, Graph, everywhere
-from fedgrad.core.placement import ANYWHERE, SERVER
+from fedgrad.core.graph import ANYWHERE, SERVER, Equation, Graph, everywhere
 from fedgrad.core.primitives import Primitive, inner_jaxprs, jax_primitives, where
 from fedgrad.show.numbers import plural
 

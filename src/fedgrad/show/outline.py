@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 import jax
 
-from fedgrad.ad.activity import differentiable
+from fedgrad.ad.rules import differentiable
 from fedgrad.core import graph as core
-from fedgrad.core.graph import Equation, Exchange, Graph, Value
-from fedgrad.core.placement import SERVER, is_client
+from fedgrad.core.graph import SERVER, Equation, Exchange, Graph, Value, is_client
 from fedgrad.plan.plan import Plan
 from fedgrad.show.naming import Work, directing, stage_work
 from fedgrad.show.numbers import memory, plural

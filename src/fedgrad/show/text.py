@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from fedgrad.core.placement import SERVER
+from fedgrad.core.graph import SERVER
 from fedgrad.plan.plan import Plan
 from fedgrad.show.numbers import memory, plural
 from fedgrad.show.outline import (

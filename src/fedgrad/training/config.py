@@ -74,7 +74,7 @@ def leaves(tree: Any) -> dict[str, str]:
 
 def _program(course: Course, state: State, draw: Draw) -> str | None:
     """A digest of what the round computes, which names and shapes do not tell: the batch size."""
-    if not all(clients.in_memory for clients in course.populations.values()):
+    if not all(clients.here for clients in course.populations.values()):
         return None
     program, hyper = course.algorithm.round, course.algorithm.hyper
     arguments = read_arguments(program, program.bind(*course.arguments(state, hyper, draw)))

@@ -28,13 +28,28 @@ class Draw:
         return {name: cohort for name, cohort in self.cohorts.items() if name != "cohort"}
 
 
-def draws(
-    populations: Mapping[str, Population], sizes: Mapping[str, int], key: Key
-) -> Callable[[int], Draw]:
+@dataclass(frozen=True)
+class Draws:
+    """The cohorts and the keys of all rounds."""
+
+    cohorts: Mapping[str, Callable[[int], Any]]
+    keys: Callable[[int], Key]
+
+    def __call__(self, round: int) -> Draw:
+        """Those of a round."""
+        return Draw({name: of(round) for name, of in self.cohorts.items()}, self.keys(round))
+
+    def close(self) -> None:
+        """No round comes after the last one: end what loads them in the background."""
+        for of in self.cohorts.values():
+            getattr(of, "close", lambda: None)()
+
+
+def draws(populations: Mapping[str, Population], sizes: Mapping[str, int], key: Key) -> "Draws":
     """A function that gives the cohorts and the key of a round."""
     keys = round_keys(key, populations["cohort"].sharding)
     cohorts = {name: p.draws(key, sizes[name], role=name) for name, p in populations.items()}
-    return lambda round: Draw({name: of(round) for name, of in cohorts.items()}, keys(round))
+    return Draws(cohorts, keys)
 
 
 @jax.tree_util.register_dataclass
@@ -58,7 +73,11 @@ class Course:
     algorithm: Algorithm
     populations: Mapping[str, Population]  # by the argument of a round that they are drawn for
     clients: int  # in a round
-    draw: Callable[[int], Draw]
+    draw: Draws
+
+    def close(self) -> None:
+        """After the last round."""
+        self.draw.close()
 
     @staticmethod
     def of(algorithm: Algorithm, clients: Population, cohort_size: int, key: Key) -> "Course":

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.population import Population
-from fedgrad.core.dtypes import accumulator
 from fedgrad.core.errors import ArgumentError, require_whole
-from fedgrad.core.operations import broadcast, sum
-from fedgrad.core.placement import CLIENTS
-from fedgrad.core.program import Executor, Program, program
+from fedgrad.core.graph import CLIENTS
+from fedgrad.core.primitives import accumulator
+from fedgrad.core.program import Executor, Program, broadcast, program, sum
 from fedgrad.core.types import Batch, Params
 
 # (params, batch) -> one number per example

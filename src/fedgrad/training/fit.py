@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,22 +72,21 @@ def fit(
     require_whole("rounds", rounds, least=0)
     evaluations = Evaluations.of(evaluate)
     check_callbacks(callbacks, evaluations.names())
-    course = Course.of(algorithm, clients, cohort_size, key)
-    first, hyper = course.first(params), course.placed(algorithm.hyper)
-    kept = Keeping()
-    if out is not None:
-        folder = out if isinstance(out, RunFolder) else run_folder(out)
-        settings = {"cohort_size": cohort_size, "rounds": rounds, "config": folder.config}
-        kept = Keeping(folder, describe(course, first, settings))
-
-    with ExitStack() as closing:
-        interrupts = closing.enter_context(Interrupts())
+    with ExitStack() as stack:
+        course = stack.enter_context(closing(Course.of(algorithm, clients, cohort_size, key)))
+        first, hyper = course.first(params), course.placed(algorithm.hyper)
+        kept = Keeping()
+        if out is not None:
+            folder = out if isinstance(out, RunFolder) else run_folder(out)
+            settings = {"cohort_size": cohort_size, "rounds": rounds, "config": folder.config}
+            kept = Keeping(folder, describe(course, first, settings))
+        interrupts = stack.enter_context(Interrupts())
         found = kept.begin(first, rounds)
-        closing.callback(kept.close)
+        stack.callback(kept.close)
         for callback in callbacks:
-            closing.callback(getattr(callback, "close", lambda: None))
+            stack.callback(getattr(callback, "close", lambda: None))
         shown = display(progress, found.round, rounds, course.clients)
-        closing.callback(shown.close)
+        stack.callback(shown.close)
         loop = Loop(
             lambda round, state: course.play(round, state, hyper),
             Played(found.round, course.placed(found.state)),

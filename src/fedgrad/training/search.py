@@ -166,6 +166,7 @@ def random_search(
             left = order[: 1 if end == ends[-1] else max(1, round(len(order) * wanted.part))]
             alive, state = alive[left], _take(state, left)
     finally:
+        course.close()
         shown.close()
     best = int(alive[0])
     values = {n: float(v[best]) for n, v in tried.items()}

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.aggregate.sums import in_order
-from fedgrad.core.graph import Equation, Exchange, Graph, Round
-from fedgrad.core.placement import is_client
-from fedgrad.executors.walk import InPython
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, is_client
+from fedgrad.executors.reference import InPython
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.messages import Messages, Work
 from fedgrad.federation.protocol.prepared import Prepared

@@ -13,7 +13,7 @@ from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.clients.cohort import Cohort
 from fedgrad.core.arguments import Arguments, parts, read_arguments
 from fedgrad.core.errors import ArgumentError, CohortError, PlanError
-from fedgrad.core.placement import is_client
+from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
 from fedgrad.federation.protocol.attendance import Attendance, examples, values
 from fedgrad.federation.protocol.call import Call

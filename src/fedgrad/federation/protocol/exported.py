@@ -12,8 +12,7 @@ from jax import export
 
 from fedgrad.core.errors import ArgumentError, PlanError, needs
 from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
-from fedgrad.core.graph import Exchange, everywhere, fold
-from fedgrad.core.placement import is_client
+from fedgrad.core.graph import Exchange, everywhere, fold, is_client
 from fedgrad.federation.protocol.declared import Declared
 from fedgrad.federation.protocol.errors import FederationError
 from fedgrad.federation.protocol.origins import Origins

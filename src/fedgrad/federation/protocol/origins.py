@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from fedgrad.core.control import Cond, Scan, While
 from fedgrad.core.errors import PlanError
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value
-from fedgrad.core.placement import is_client
+from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, is_client
 from fedgrad.federation.protocol.declared import Alternative, iteration
 from fedgrad.federation.protocol.sources import DECIDED, Source, row
 

@@ -8,8 +8,17 @@ from typing import Any
 import jax
 
 from fedgrad.core.evaluate import evaluate, read
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, changed, everywhere
-from fedgrad.core.placement import SERVER, is_client
+from fedgrad.core.graph import (
+    SERVER,
+    Equation,
+    Exchange,
+    Graph,
+    Round,
+    Value,
+    changed,
+    everywhere,
+    is_client,
+)
 from fedgrad.core.primitives import jax_primitives
 from fedgrad.federation.protocol.exported import Exported
 from fedgrad.federation.protocol.origins import last_reads

@@ -1,0 +1,233 @@
+"""A population on disk: of its clients, only a round's cohort is in memory."""
+
+import functools
+import os
+from collections.abc import Generator, Iterable
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedgrad.clients import sampling
+from fedgrad.clients.ahead import Ahead
+from fedgrad.clients.cohort import Cohort
+from fedgrad.clients.in_memory import everywhere
+from fedgrad.clients.population import Population, require_clients
+from fedgrad.clients.stored import Folder, Unreadable, Writer
+from fedgrad.core.errors import CohortError, StoreError
+from fedgrad.core.types import Key
+
+PORTION = 64 * 2**20  # bytes of examples that are worked on together, where all clients are
+EVERYONE = 2**30  # bytes of all examples, above which they are not loaded at once
+LOOKED_AT = 64  # clients, of some_data
+DEVIATIONS = 6  # standard deviations above the mean number of examples of a cohort: nearly all
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The examples of some clients, in memory."""
+
+    store: Any
+    offset: np.ndarray
+    count: np.ndarray
+    index: np.ndarray
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class OnDisk(Population):
+    """All clients, their examples in a folder. Make one with `fg.stored`."""
+
+    folder: Folder
+    counts: np.ndarray = field()
+    here = True
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __repr__(self) -> str:
+        return (
+            f"Population({len(self)} clients, {int(self.counts.sum())} examples in "
+            f"{str(self.folder.path)!r})"
+        )
+
+    @property
+    def sharding(self) -> Any:
+        """On each of several local devices, if there are several."""
+        return everywhere()
+
+    @functools.cached_property
+    def names(self) -> list[str] | None:
+        """The names that clients were stored with, if they were."""
+        return self.folder.names()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What whoever wrote the store says about it."""
+        return self.folder.about
+
+    @property
+    def bytes(self) -> int:
+        """Of all examples."""
+        return self.folder.row_bytes * int(self.counts.sum(dtype=np.int64))
+
+    @functools.cached_property
+    def capacity(self) -> int:
+        """The most examples that a client has."""
+        return int(self.counts.max())
+
+    @functools.cached_property
+    def everyone(self) -> Cohort:
+        """The cohort of all clients, if they are few enough to be loaded at once."""
+        if self.bytes > EVERYONE:
+            raise CohortError.here(
+                f"All {len(self):,} clients of {self.folder.path} have {self.bytes / 2**30:.1f} "
+                "GiB of examples, too much to be loaded at once. Take some: population.sample(key, "
+                "1000). fg.Evaluation goes over all of them, portion by portion."
+            )
+        return self.select(np.arange(len(self)))
+
+    def select(self, clients: Any) -> Cohort:
+        """The cohort of these clients, whose examples are loaded now."""
+        if isinstance(clients, jax.core.Tracer):
+            raise CohortError.here(
+                "A population on disk is sampled outside of jit, because its files are read there. "
+                "Pass the cohort as an argument."
+            )
+        with _told():
+            return self._cohort(self._load(require_clients(clients, len(self))))
+
+    def draws(self, key: Key, size: int, role: str = "cohort") -> "Draws":
+        """The next rounds' cohorts are loaded in the background."""
+        words, _ = sampling.read_key(key)
+
+        def load(round: int) -> Loaded:
+            return self._load(sampling.positions(words, round, role, len(self), size))
+
+        return Draws(self, Ahead(load))
+
+    def portions(self) -> Generator[tuple[Any, int]]:
+        """All clients, as many at a time as fit; the next ones are loaded in the background."""
+        if self.bytes <= PORTION:
+            yield self.everyone, 0
+            return
+        size = self._together()
+        starts = range(0, len(self), size)
+
+        def load(number: int) -> Loaded:
+            last = min(starts[number] + size, len(self))
+            return self._load(np.arange(starts[number], last, dtype=np.int32))
+
+        with closing(Draws(self, Ahead(load, last=len(starts) - 1))) as portions:
+            for number, start in enumerate(starts):
+                yield portions(number), start
+
+    def some_data(self) -> list[np.ndarray]:
+        """The first example of a few clients, and how many everybody has."""
+        few = np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(np.int32))
+        with _told():
+            found = self.folder.read(few, int(self.counts[few].sum()))
+        counts = self.counts[few]
+        first = np.cumsum(counts) - counts
+        return [self.counts, *(leaf[first] for leaf in jax.tree.leaves(found))]
+
+    def _load(self, index: np.ndarray) -> Loaded:
+        count = self.counts[index]
+        rows = self._rows(len(index), int(count.sum(dtype=np.int64)))
+        if rows >= 2**31:
+            raise Unreadable(
+                f"{len(index)} clients of {self.folder.path} have more examples than 32 bits can "
+                "count. Take fewer."
+            )
+        offset = (np.cumsum(count, dtype=np.int64) - count).astype(np.int32)
+        return Loaded(self.folder.read(index, rows), offset, count, index)
+
+    def _cohort(self, loaded: Loaded) -> Cohort:
+        arrays = (loaded.store, loaded.offset, loaded.count, loaded.index)
+        # XLA on a CPU uses these buffers as they are.
+        store, offset, count, index = jax.device_put(arrays, self.sharding)
+        return Cohort(store, offset, count, index, self.capacity)
+
+    def _rows(self, size: int, examples: int) -> int:
+        """Of the arrays for a cohort of so many clients with so many examples.
+
+        Nearly all cohorts of a size get the same number, so that a program is compiled for them
+        once; each of the rare others at least doubles it. With the spare rows that a last batch may
+        read.
+        """
+        mean, deviation = self._spread
+        usual = int(size * mean + DEVIATIONS * size**0.5 * deviation) + 1
+        most = int(self._largest[min(size, len(self)) - 1])  # if nobody is in it twice
+        rows = min(usual, most)
+        while rows < examples:
+            rows *= 2
+        return (min(rows, most) if examples <= most else rows) + self.capacity
+
+    @functools.cached_property
+    def _spread(self) -> tuple[float, float]:
+        return float(self.counts.mean()), float(self.counts.std())
+
+    @functools.cached_property
+    def _largest(self) -> np.ndarray:
+        """The examples of the largest client, of the two largest, ..."""
+        return np.cumsum(-np.sort(-self.counts.astype(np.int64)))
+
+    def _together(self) -> int:
+        """How many neighbours are worked on together: as many as are not too much anywhere."""
+        size = max(1, int(len(self) * PORTION / self.bytes))
+        starts = np.arange(0, len(self), size)
+        while size > 1:
+            examples = np.add.reduceat(self.counts, starts, dtype=np.int64)
+            if int(examples.max()) * self.folder.row_bytes <= 2 * PORTION:
+                break
+            size = max(1, size // 2)
+            starts = np.arange(0, len(self), size)
+        return size
+
+
+class Draws:
+    """Cohorts by number, of rounds or of portions, loaded ahead."""
+
+    def __init__(self, population: OnDisk, ahead: Ahead[Loaded]) -> None:
+        self.population, self.ahead = population, ahead
+
+    def __call__(self, number: int) -> Cohort:
+        """The cohort."""
+        with _told():
+            return self.population._cohort(self.ahead(number))
+
+    def close(self) -> None:
+        """End the loading."""
+        self.ahead.close()
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    """What a file is wrong with, with the line of the user's code."""
+    try:
+        yield
+    except Unreadable as error:
+        raise StoreError.here(str(error)) from error
+
+
+def stored(path: str | os.PathLike[str]) -> Population:
+    """The clients that `fg.store` or `fedgrad data prepare` wrote into a folder, as a population.
+
+    It is opened at once, however large it is: only the examples of a round's cohort are read, in
+    the background while the devices work. Cohorts and numbers are those of `fg.population`.
+    """
+    folder = Folder.of(path)
+    return OnDisk(folder, folder.counts)
+
+
+def store(path: str | os.PathLike[str], clients: Iterable[Any]) -> Population:
+    """Write clients, one pytree of examples each, into a new folder, and open it.
+
+    `clients` may be a generator: one client at a time is in memory. Examples keep their dtypes. If
+    it does not come to its end, nothing is written.
+    """
+    with Writer(path) as writer:
+        for client in clients:
+            writer.add(client)
+    return stored(path)
