@@ -12,7 +12,7 @@ from jax import export
 
 from fedgrad.core.errors import ArgumentError, PlanError, needs
 from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
-from fedgrad.core.graph import Exchange, everywhere, fold, is_client
+from fedgrad.core.graph import Exchange, Graph, Round, fold, is_client
 from fedgrad.federation.protocol.declared import Declared
 from fedgrad.federation.protocol.errors import FederationError
 from fedgrad.federation.protocol.origins import Origins
@@ -38,8 +38,7 @@ class Exported:
 
     def __init__(self, plan: Plan, platforms: Sequence[str]) -> None:
         self.name = plan.name
-        rounds = [r for graph in everywhere(plan.graph) for r in graph.rounds]
-        self.numbers = {x: k for k, x in enumerate(x for r in rounds for x in r.exchanges)}
+        self.numbers = {x: k for k, x in enumerate(all_exchanges(plan.graph))}
         arguments = [v for v in plan.graph.inputs if is_client(v.at)]
         self.arguments = len(arguments)
         self.origins = Origins(plan.name, self.numbers)
@@ -82,6 +81,19 @@ class Exported:
         loops = self.origins.loops.get(x, ())
         declared = Declared(self.digest, self.numbers[x], loops, sources, self.origins.inputs(x))
         return StageProgram(self.name, len(x.down), len(x.up), declared, self.modules[x])
+
+
+def all_exchanges(graph: Graph) -> list[Exchange]:
+    """The exchanges of a plan in order, also those inside of loops and those without a message."""
+
+    def of(graph: Graph, inside: list[list[list[Exchange]]]) -> list[Exchange]:
+        return [
+            x
+            for e, bodies in zip(graph.equations, inside, strict=True)
+            for x in (e.exchanges if isinstance(e, Round) else [x for b in bodies for x in b])
+        ]
+
+    return fold(graph, of)
 
 
 def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> bytes:
