@@ -10,9 +10,7 @@ from typing import Any
 from rich.console import Console
 
 import fedgrad as fg
-from fedgrad.experiments.claims import Claim, report
-from fedgrad.experiments.results import ExperimentError, Results
-from fedgrad.experiments.tables import Table
+from fedgrad.experiments.results import Claim, ExperimentError, Results, Table, report
 
 Progress = bool | Console  # as for fg.fit
 

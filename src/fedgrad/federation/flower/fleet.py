@@ -1,21 +1,74 @@
-"""A node at a SuperLink: it registers, says that it lives, and answers one message at a time."""
+"""A node at a SuperLink: it registers, says that it lives, and answers one message at a time.
 
+A site runs one process for each node that stays, with JAX warm and the data loaded.
+"""
+
+import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import jax.numpy as jnp
 
 from fedgrad.federation.flower import internals as flower
 from fedgrad.federation.flower.connection import Connection, EngineError
 from fedgrad.federation.flower.engine import DRIVEN, MESSAGE_TYPE, envelope, pauses, reply
 from fedgrad.federation.flower.http import Denied, Heartbeat, Unreachable, call, client
-from fedgrad.federation.flower.keys import new_key
+from fedgrad.federation.flower.keys import new_key, private_key
 from fedgrad.federation.flower.objects import Download, Post, TooLarge, announced, payload
 from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.protocol.node import Node
+
+log = logging.getLogger("fedgrad.node")
 
 INTERVAL = 10.0
 """Flower's shortest: a node that dies is known to be gone after twice this many seconds."""
 _LONGEST_PAUSE = 0.25
+_PATIENCE = 60.0
+"""Seconds for which a SuperLink may be out of reach, or a place taken, before the first success."""
+
+
+def serve(
+    node: Node,
+    connection: Connection,
+    key: str | Path | None,
+    over: threading.Event,
+    patience: float = _PATIENCE,
+) -> None:
+    """Answer requests until `over` is set. A SuperLink that goes away is waited for.
+
+    `key` is the node's private key, by which it is known again, and whose public half the operator
+    registered. Without one it makes one and registers it itself, which a SuperLink with node keys
+    does not allow.
+    """
+    secret = None if key is None else private_key(key)
+    first, begun, trouble = True, time.monotonic(), ""
+    while not over.is_set():
+        fleet = Fleet(connection, secret, node.policy.maximum_bytes)
+        try:
+            name = fleet.join()
+            log.info("node %d is at %s", name, connection.address)
+            first, trouble = False, ""
+            fleet.serve(node.handle, over, node.memory.expire)
+        except EngineError as failure:
+            denied = isinstance(failure, Denied) and not failure.temporary
+            if first and (denied or time.monotonic() - begun > patience):
+                raise
+            if str(failure) != trouble:
+                trouble = str(failure)
+                log.warning("%s Trying again.", trouble)
+            over.wait(1.0)
+        finally:
+            fleet.leave()
+
+
+def warm(node: Node) -> None:
+    """Load the data and start JAX before the first request, so that mistakes show at once."""
+    parts = node.data.parts
+    jnp.zeros(1).block_until_ready()
+    log.info("data loaded%s, on %s", f": {', '.join(parts)}" if parts else "", node.platform)
 
 
 class Fleet:
