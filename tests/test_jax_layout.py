@@ -153,7 +153,7 @@ def test_what_jax_says_when_it_cannot():
         with pytest.raises((ValueError, TypeError)) as caught:
             run()
         assert impossible(caught.value), (
-            f"JAX {jax.__version__} says {str(caught.value)[:200]!r}, which ad/local.py "
+            f"JAX {jax.__version__} says {str(caught.value)[:200]!r}, which ad/rules.py "
             "(impossible) does not know: a mode that is not possible would be a raw error."
         )
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import fedgrad as fg
-from fedgrad.ad.derivative import derivative, subject
+from fedgrad.ad.derivative import Subject, derivative
 from fedgrad.ad.planner import rule_vectors
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.trace import trace
@@ -48,13 +48,8 @@ def traced(program, args, wrt=0):
     made = traced_function(
         fun, arguments.values, program.client_placements, nested=True, to_derive=True
     )
-    return subject(
-        program.name,
-        made,
-        program.client_placements,
-        range(first, first + sizes[wrt]),
-        range(len(made.graph.outputs)),
-    )
+    wanted = range(first, first + sizes[wrt]), range(len(made.graph.outputs))
+    return Subject(program.name, program.client_placements, made.graph, made.outputs, *wanted)
 
 
 def brute_force(program, args, cost):

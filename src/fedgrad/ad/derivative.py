@@ -5,14 +5,15 @@ pushed through it. The second is differentiated backward: a basis of the outputs
 it. They meet at the server, which multiplies. All forward and all backward are the extreme cases.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad import branches
+from fedgrad.ad.branches import pulled_cond
 from fedgrad.ad.rules import (
     RULES,
     depends,
@@ -23,20 +24,17 @@ from fedgrad.ad.rules import (
     push_basis,
     replaced,
 )
-from fedgrad.core import evaluate as core
 from fedgrad.core.control import Cond
 from fedgrad.core.errors import PlanError
-from fedgrad.core.evaluate import read
+from fedgrad.core.evaluate import Env, Walk, bodies, evaluate, read
 from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, inside, is_client
-from fedgrad.core.primitives import ClosedJaxpr, bind, client_index, promoting, sum_p
-from fedgrad.core.trace import Traced
+from fedgrad.core.primitives import bind, client_index, promoting, sum_p
 from fedgrad.plan.cut import cut
 
 Array = jax.Array
 Blocks = list[list[Array]]  # derivative[j][i] of shape results[j] + wrt[i]
 Rules = tuple[str, ...]  # the name of the rule of each active unit, in order
 Unit = Exchange | Equation  # what gets a rule of its own: one round with one placement, or a loop
-
 RuleOf = Callable[[Unit], str]  # the name of its rule
 
 
@@ -46,14 +44,39 @@ class Subject:
 
     name: str
     placements: tuple[str, ...]
-    jaxpr: ClosedJaxpr
     graph: Graph
     tree: Any  # of its result
-    plan: Graph  # cut with recompute, so that every stage stands for itself
-    wrt: tuple[int, ...]  # positions among the inputs
-    results: tuple[int, ...]  # positions among the outputs
-    active: set[Value]
-    units: list[tuple[int, Unit]]
+    wrt: Sequence[int]  # positions among the inputs
+    wanted: Sequence[int]  # positions among the outputs
+
+    @functools.cached_property
+    def results(self) -> list[int]:
+        """Those of the wanted outputs that can be differentiated."""
+        return [j for j in self.wanted if differentiable(self.graph.outputs[j])]
+
+    @functools.cached_property
+    def plan(self) -> Graph:
+        """Cut with recompute, so that every stage stands for itself."""
+        return cut(self.graph, recompute=True)
+
+    @functools.cached_property
+    def active(self) -> set[Value]:
+        """Values that depend on what is differentiated and influence the results."""
+        found = {self.graph.outputs[j] for j in self.results}
+        for equation in reversed(self.graph.equations):
+            if any(v in found for v in equation.outputs):
+                found.update(equation.inputs)
+        return found & depends(self.graph.equations, [self.graph.inputs[i] for i in self.wrt])
+
+    @functools.cached_property
+    def units(self) -> list[tuple[int, Unit]]:
+        """The active rounds and loops of the plan, each with its position among the equations."""
+        return [
+            (i, unit)
+            for i, equation in enumerate(self.plan.equations)
+            for unit in _units(equation)
+            if _speaks(unit) and any(v in self.active for v in _sums(unit))
+        ]
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -79,35 +102,6 @@ class Subject:
         return inputs < sum(self.graph.outputs[j].size for j in self.results)
 
 
-def subject(
-    name: str,
-    made: Traced,
-    placements: Sequence[str],
-    wrt: Sequence[int],
-    results: Sequence[int],
-) -> Subject:
-    """What was traced to be differentiated, by the inputs `wrt`; of the outputs `results`, those
-    that can be."""
-    graph = made.graph
-    plan = cut(graph, recompute=True)
-    chosen = tuple(i for i in results if differentiable(graph.outputs[i]))
-    active = active_values(
-        graph.equations, [graph.inputs[i] for i in wrt], [graph.outputs[i] for i in chosen]
-    )
-    return Subject(
-        name,
-        tuple(placements),
-        made.jaxpr,
-        graph,
-        made.outputs,
-        plan,
-        tuple(wrt),
-        chosen,
-        active,
-        active_units(plan, active),
-    )
-
-
 def _sizes(unit: Unit) -> tuple[int, ...]:
     if isinstance(unit, Exchange):
         return tuple(v.size for pair in (*unit.down, *unit.up) for v in pair[:1])
@@ -119,42 +113,24 @@ def is_while(unit: Unit) -> bool:
     return not isinstance(unit, Exchange) and unit.kind == "while"
 
 
-def active_values(
-    equations: Iterable[Equation], wrt: Iterable[Value], results: Iterable[Value]
-) -> set[Value]:
-    """Values that depend on `wrt` and influence `results`."""
-    equations = list(equations)
-    forward = depends(equations, wrt)
-    backward = set(results)
-    for equation in reversed(equations):
-        if any(v in backward for v in equation.outputs):
-            backward.update(equation.inputs)
-    return forward & backward
-
-
-def active_units(graph: Graph, active: set[Value]) -> list[tuple[int, Unit]]:
-    """The active rounds and loops of a plan, each with its position among the equations."""
-    units: list[tuple[int, Unit]] = []
-    for i, equation in enumerate(graph.equations):
-        parts = equation.exchanges if isinstance(equation, Round) else (equation,)
-        for part in parts if equation.bodies else ():
-            if speaks(part) and any(v in active for v in _sums(part)):
-                units.append((i, part))
-    return units
+def _units(equation: Equation) -> Sequence[Unit]:
+    if isinstance(equation, Round):
+        return equation.exchanges
+    return (equation,) if equation.bodies else ()
 
 
 def _sums(unit: Unit) -> Iterable[Value]:
     return (total for _, total in unit.up) if isinstance(unit, Exchange) else unit.outputs
 
 
-def speaks(unit: Unit) -> bool:
+def _speaks(unit: Unit) -> bool:
     """Is there communication in it?"""
     if isinstance(unit, Exchange):
         return unit.speaks
     return any(r.speaks for graph in inside(unit) for r in graph.rounds)
 
 
-# --- the derivative ---
+# --- the derivative ---------------------------------------------------------------------------
 
 
 def derivative(
@@ -166,29 +142,24 @@ def derivative(
     results, where the rules leave it free: never a matrix of the model's size squared for a few
     hyperparameters. `forward` decides instead where no round is active.
     """
-    if forward is None:
-        forward = subject.widens
     by_unit = {unit: rule for rule, (_, unit) in zip(rules, subject.units, strict=True)}
 
     def rule_of(unit: Unit) -> str:
         return by_unit.get(unit, "push")  # an inactive round has no derivative to take
 
-    special = {unit for unit, rule in by_unit.items() if rule == "local" or has_cond(unit)}
-    if len(set(rules)) <= 1 and (not special or "push" in rules):
-        pushed = "push" in rules or (forward and not rules)
-        return _one_way(subject, inputs, _original(subject), pushed)
-    turn = _turning_point(subject, rules)
+    turn = _turning_point(subject, rules, forward)
     if turn in (0, len(subject.plan.equations)):
-        run = _by_rules(subject, rule_of, back=turn == 0)
-        return _one_way(subject, inputs, run, forward=turn > 0)
+        return _one_way(subject, inputs, rule_of, forward=turn > 0)
     return _meet(subject, inputs, rule_of, turn)
 
 
-def _turning_point(subject: Subject, rules: Rules) -> int:
+def _turning_point(subject: Subject, rules: Rules, way: bool | None) -> int:
     """The equation from which on we go backward: the next round or loop behind the last one that
     is passed forward."""
     equations = subject.plan.equations
-    ways = [RULES[rule].forward for rule in rules]
+    ways = [RULES[rule].forward for rule in rules] or [subject.widens if way is None else way]
+    if None not in ways and len(set(ways)) == 1:
+        return len(equations) if ways[0] else 0
     forward = [
         at for way, (at, unit) in zip(ways, subject.units, strict=True) if way or is_while(unit)
     ]
@@ -203,18 +174,10 @@ def _turning_point(subject: Subject, rules: Rules) -> int:
     return next((i for i in behind if equations[i].bodies), len(equations))
 
 
-def _original(subject: Subject) -> Callable[[list[Any]], list[Array]]:
-    return lambda full: jax.core.eval_jaxpr(subject.jaxpr.jaxpr, subject.jaxpr.consts, *full)
-
-
-def _by_rules(subject: Subject, rule_of: RuleOf, back: bool) -> Callable[[list[Any]], list[Array]]:
-    return lambda full: evaluate(subject.plan, full, rule_of, back)
-
-
 def _one_way(
-    subject: Subject, inputs: list[Any], run: Callable[[list[Any]], list[Array]], forward: bool
+    subject: Subject, inputs: list[Any], rule_of: RuleOf, forward: bool
 ) -> tuple[list[Array], Blocks]:
-    fun, xs = _of_inputs(subject, inputs, run)
+    fun, xs = _of_inputs(subject, inputs, rule_of, back=not forward)
     if forward:
         refuse_forward_by_clients(subject)
         _, blocks, outputs = push_basis(fun, xs)
@@ -228,21 +191,19 @@ def pulled_back(
     subject: Subject, inputs: list[Any], cotangents: list[Array]
 ) -> tuple[list[Array], list[Array]]:
     """All outputs; and cotangents of the results, pulled back to the differentiated inputs."""
-    special = any(has_cond(unit) for _, unit in subject.units)
-    run = _by_rules(subject, lambda unit: "pull", back=True) if special else _original(subject)
-
-    fun, xs = _of_inputs(subject, inputs, run)
+    fun, xs = _of_inputs(subject, inputs, lambda unit: "pull", back=True)
     _, pull, outputs = jax.vjp(fun, xs, has_aux=True)
     return outputs, _at_home(subject, xs, pull(cotangents)[0])
 
 
 def _of_inputs(
-    subject: Subject, inputs: list[Any], run: Callable[[list[Any]], list[Array]]
+    subject: Subject, inputs: list[Any], rule_of: RuleOf, back: bool
 ) -> tuple[Callable[[list[Array]], tuple[list[Array], list[Array]]], list[Array]]:
     """(the results, all outputs) as a function of the differentiated inputs; and those."""
 
     def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        outputs = run(replaced(inputs, subject.wrt, xs))
+        walk = _ByRules(rule_of, back)
+        outputs = walk.run(subject.plan, replaced(inputs, subject.wrt, xs))
         return [outputs[j] for j in subject.results], outputs
 
     return fun, [inputs[i] for i in subject.wrt]
@@ -308,8 +269,9 @@ def _meet(
     crossing: list[Value] = []  # the part of it that is differentiated
 
     def first(xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        env = start(graph, replaced(inputs, subject.wrt, xs))
-        advance(before, env, rule_of, back=False)
+        walk = _ByRules(rule_of, back=False)
+        env = walk.start(graph, replaced(inputs, subject.wrt, xs))
+        evaluate(before, env, with_bodies=walk.with_bodies)
         names[:] = [v for v in env if v in wanted]
         crossing[:] = [v for v in names if v in subject.active]
         return [env[v] for v in crossing], [env[v] for v in names]
@@ -320,7 +282,7 @@ def _meet(
     def second(middle: list[Array]) -> tuple[list[Array], list[Array]]:
         env = dict(zip(names, everything, strict=True))
         env.update(zip(crossing, middle, strict=True))
-        advance(after, env, rule_of, back=True)
+        evaluate(after, env, with_bodies=_ByRules(rule_of, back=True).with_bodies)
         outputs = [read(env, v) for v in graph.outputs]
         return [outputs[j] for j in subject.results], outputs
 
@@ -359,53 +321,40 @@ def _multiply(
         ]
 
 
-# --- running a program with a rule for each round, which JAX is about to differentiate ---
+# --- running a program with a rule for each round, which JAX is about to differentiate --------
 
 
-def evaluate(graph: Graph, inputs: Sequence[Any], rule_of: RuleOf, back: bool) -> list[Any]:
-    """The outputs of a program (cut with recompute, so that every stage stands for itself).
+@dataclass(frozen=True, eq=False)
+class _ByRules(Walk):
+    """As the server and one client see it; the plan was cut with recompute, so that every stage
+    stands for itself. `back`: a derivative will be pulled back through it, not pushed forward."""
 
-    `back`: a derivative will be pulled back through it, and not pushed forward.
-    """
-    env = start(graph, inputs)
-    advance(graph.equations, env, rule_of, back)
-    return [core.read(env, v) for v in graph.outputs]
+    rule_of: RuleOf
+    back: bool
+    clients: Env = field(default_factory=dict)  # what a client has computed
 
+    def index(self, placement: str) -> Any:
+        return client_index(placement)
 
-def start(graph: Graph, inputs: Sequence[Any]) -> core.Env:
-    env: core.Env = dict(zip(graph.inputs, inputs, strict=True))
-    env.update((v, client_index(placement)) for placement, v in graph.indices.items())
-    return env
+    def at_clients(self, x: Any, placement: str) -> Any:
+        return x
 
+    def exchange(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> list[Any]:
+        return RULES[self.rule_of(exchange)].evaluate(exchange, sent, own, self.clients)
 
-def advance(equations: Sequence[Equation], env: core.Env, rule_of: RuleOf, back: bool) -> None:
-    """Evaluate equations, adding what they compute to `env`."""
-    clients: core.Env = {}
+    def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
+        rule = self.rule_of(loop)
+        ours = rule == "local" or (rule == "pull" and has_cond(loop))
+        if loop.control is None or not ours:
+            return bind(loop.primitive, loop.params, inputs)
 
-    def with_bodies(equation: Equation, inputs: list[Any]) -> Sequence[Any]:
-        if not isinstance(equation, Round):
-            return _loop(equation, inputs, rule_of(equation), back)
-        return [
-            y
-            for x, sent, own in equation.split(inputs)
-            for y in RULES[rule_of(x)].evaluate(x, sent, own, clients)
-        ]
+        def run(body: Graph, inputs: Sequence[Any], at: Any) -> list[Any]:
+            return _ByRules(lambda unit: rule, self.back).run(body, inputs)
 
-    core.evaluate(equations, env, with_bodies=with_bodies)
-
-
-def _loop(loop: Equation, inputs: list[Any], rule: str, back: bool) -> list[Any]:
-    ours = rule == "local" or (rule == "pull" and has_cond(loop))
-    if loop.control is None or not ours:
-        return bind(loop.primitive, loop.params, inputs)
-
-    def run(body: Graph, inputs: Sequence[Any], at: Any) -> list[Any]:
-        return evaluate(body, inputs, lambda unit: rule, back)
-
-    bodies = core.bodies(loop, run)
-    if isinstance(loop.control, Cond) and back:
-        return branches.pulled_cond(inputs[0], inputs[1:], bodies, remember=rule == "local")
-    return loop.control.rebuilt(inputs, bodies)
+        inside = bodies(loop, run)
+        if isinstance(loop.control, Cond) and self.back:
+            return pulled_cond(inputs[0], inputs[1:], inside, remember=rule == "local")
+        return loop.control.rebuilt(inputs, inside)
 
 
 def has_cond(unit: Unit) -> bool:

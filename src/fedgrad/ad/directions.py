@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.ad.derivative import like, pulled_back
-from fedgrad.ad.rules import is_float
+from fedgrad.ad.rules import is_float, replaced
 from fedgrad.ad.transforms import Argnums, Request, argument_names, bare, floating, like_it
 from fedgrad.core.arguments import read_inside
 from fedgrad.core.errors import ArgumentError
@@ -45,8 +45,7 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
         tangent = [_as(moved[i], x) for i, x in zip(moves, primals, strict=True)]
 
         def call(xs: list[Any]) -> Any:
-            leaves = dict(enumerate(arguments.leaves)) | dict(zip(moves, xs, strict=True))
-            return plain.call(arguments.rebuild(list(leaves.values())))
+            return plain.call(arguments.rebuild(replaced(arguments.leaves, moves, xs)))
 
         y, dy = jax.jvp(call, (primals,), (tangent,))
         return y, jax.tree.map(lambda a, b: like(a, b) if is_float(a) else b, y, dy)

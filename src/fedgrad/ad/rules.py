@@ -9,6 +9,7 @@ inputs are differentiated, k results):
     pull    reverse   pull cotangents back                     k p     k m    yes
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def plain(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: 
 
 
 def local(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: Env) -> list[Any]:
-    """Given a derivative of its own: the sum of the clients' Jacobians (local.py)."""
+    """Given a derivative of its own: the sum of the clients' Jacobians."""
     if not exchange.up or _complex(exchange):
         return plain(exchange, sent, own, clients)
     _refuse_custom_vjp(exchange)
@@ -120,7 +121,7 @@ RULES = {
 MODES: dict[Mode, Rule] = {RULES[name].mode: RULES[name] for name in ("push", "pull", "local")}
 
 
-# --- the local rule: a round is one function, and its clients can send its Jacobian ---
+# --- the local rule: a round is one function, and its clients can send its Jacobian -----------
 # Seen from the server, broadcast -> client stage -> sum maps what was sent to what comes back. Its
 # derivative is the sum of the clients' own Jacobians. Each client builds its Jacobian by itself,
 # the Jacobians are summed like everything else, and the server multiplies. Nothing more goes down,
@@ -160,7 +161,11 @@ def local_round(
         # A client's own values can be active too (state in a loop): those tangents are its own.
         mine = [i for i, t in enumerate(d_own) if _nonzero(t)]
         if mine:
-            pushed = _push_own(stage, received, own, d_own, mine)
+            _, pushed = jax.jvp(
+                lambda xs: stage(received, replaced(own, mine, xs)),
+                ([own[i] for i in mine],),
+                ([d_own[i] for i in mine],),
+            )
             for j, t in enumerate(pushed):
                 if t.dtype != jax.dtypes.float0:
                     d_totals[j] = _add(d_totals[j], sum_p.bind(t, placement=placement))
@@ -184,20 +189,16 @@ def _jacobian(
     def of_active(xs: list[Array]) -> list[Array]:
         return stage(replaced(received, active, xs), own)
 
-    shapes = jax.eval_shape(of_active, [received[i] for i in active])
-    rows = [
-        j
-        for j, s in enumerate(shapes)
-        if jnp.issubdtype(s.dtype, jnp.inexact) and any(depends[j][i] for i in active)
-    ]
+    xs = [received[i] for i in active]
+    shapes = jax.eval_shape(of_active, xs)
+    rows = [j for j, s in enumerate(shapes) if is_float(s) and any(depends[j][i] for i in active)]
     if not rows:
-        return of_active([received[i] for i in active]), {}
+        return of_active(xs), {}
 
     def chosen(xs: list[Array]) -> tuple[list[Array], list[Array]]:
         values = of_active(xs)
         return [values[j] for j in rows], values
 
-    xs = [received[i] for i in active]
     wide, tall = sum(x.size for x in xs), sum(math.prod(shapes[j].shape) for j in rows)
 
     def push() -> tuple[list[list[Array]], list[Array]]:
@@ -225,16 +226,6 @@ def _jacobian(
     return values, blocks
 
 
-def _push_own(
-    stage: ClientStage, received: list[Array], own: list[Array], d_own: Any, mine: list[int]
-) -> list[Array]:
-    def of_own(xs: list[Array]) -> list[Array]:
-        return stage(received, replaced(own, mine, xs))
-
-    _, tangents = jax.jvp(of_own, ([own[i] for i in mine],), ([d_own[i] for i in mine],))
-    return list(tangents)
-
-
 def _nonzero(tangent: Any) -> bool:
     return not isinstance(tangent, jax.custom_derivatives.SymbolicZero)
 
@@ -249,7 +240,7 @@ def _zero_array(x: Array) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
-# --- what can be differentiated, and by pushing or pulling a basis ---
+# --- what can be differentiated, and by pushing or pulling a basis ----------------------------
 
 
 def is_float(x: Any) -> bool:
@@ -315,41 +306,38 @@ def push_basis(
         tangents = [t[None] for t in tangents]
     else:
         out, tangents, aux = jax.vmap(push, out_axes=(None, 0, None))(_basis(xs))
-    result = []
-    for t in tangents:
-        blocks = []
-        start = 0
-        for x in xs:
-            block = jnp.moveaxis(t[start : start + x.size], 0, -1)
-            blocks.append(block.reshape(*t.shape[1:], *x.shape))
-            start += x.size
-        result.append(blocks)
-    return out, result, aux
+
+    def block(t: Array, x: Array, part: slice) -> Array:
+        return jnp.moveaxis(t[part], 0, -1).reshape(*t.shape[1:], *x.shape)
+
+    pairs = list(zip(xs, _parts(xs), strict=True))
+    return out, [[block(t, x, part) for x, part in pairs] for t in tangents], aux
 
 
 def pull_basis(
     pull: Callable[[list[Array]], list[Array]], outs: Sequence[Any]
 ) -> list[list[Array]]:
     """The derivative by pulling a basis of `outs` back: [j][i] of shape outs[j] + xs[i]."""
-    sizes = [math.prod(o.shape) for o in outs]
-    total = sum(sizes)
-    if total == 1:
+    if sum(math.prod(o.shape) for o in outs) == 1:
         pulled = [p[None] for p in pull([jnp.ones(o.shape, o.dtype) for o in outs])]
     else:
         pulled = jax.vmap(pull)(_basis(outs))
-    result = []
-    start = 0
-    for o, size in zip(outs, sizes, strict=True):
-        result.append([p[start : start + size].reshape(*o.shape, *p.shape[1:]) for p in pulled])
-        start += size
-    return result
+    return [
+        [p[part].reshape(*o.shape, *p.shape[1:]) for p in pulled]
+        for o, part in zip(outs, _parts(outs), strict=True)
+    ]
 
 
 def _basis(xs: Sequence[Any]) -> list[Array]:
-    sizes = [math.prod(x.shape) for x in xs]
-    total, start, basis = sum(sizes), 0, []
-    for x, size in zip(xs, sizes, strict=True):
-        block = jnp.eye(total, size, k=-start, dtype=x.dtype)
-        basis.append(block.reshape(total, *x.shape))
-        start += size
-    return basis
+    """Vectors like all of these together, each with a single one in it."""
+    total = sum(math.prod(x.shape) for x in xs)
+    return [
+        jnp.eye(total, p.stop - p.start, k=-p.start, dtype=x.dtype).reshape(total, *x.shape)
+        for x, p in zip(xs, _parts(xs), strict=True)
+    ]
+
+
+def _parts(xs: Sequence[Any]) -> list[slice]:
+    """Where each of these is in a vector of all of them."""
+    ends = list(itertools.accumulate((math.prod(x.shape) for x in xs), initial=0))
+    return [slice(start, end) for start, end in itertools.pairwise(ends)]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative, subject
+from fedgrad.ad.derivative import Blocks, Rules, Subject, derivative
 from fedgrad.ad.planner import CostModel, choose
 from fedgrad.ad.rules import MODES, Mode, impossible, is_float
 from fedgrad.clients.examples import Examples
@@ -265,8 +265,8 @@ class Request:
             if not isinstance(y, tuple) or len(y) != 2:
                 raise ArgumentError.here(f"has_aux=True: {self.program.name} must return (y, aux).")
             y = y[0]
-        results = range(len(jax.tree.leaves(y)))
-        found = subject(self.program.name, made, placements, wrt, results)
+        wanted = range(len(jax.tree.leaves(y)))
+        found = Subject(self.program.name, placements, made.graph, made.outputs, wrt, wanted)
         self.check_result(found, y)
         return found
 

@@ -116,11 +116,16 @@ class Walk(ABC):
         self, graph: Graph, inputs: Sequence[Any], at: Sequence[str] | None = None
     ) -> list[Any]:
         """The outputs of a plan, or of a loop's body, whose outputs must be at the places `at`."""
-        env: Env = dict(zip(graph.inputs, inputs, strict=True))
-        env.update((v, self.index(placement)) for placement, v in graph.indices.items())
+        env = self.start(graph, inputs)
         evaluate(graph.equations, env, with_bodies=self.with_bodies)
         outputs = [read(env, v) for v in graph.outputs]
         return self.placed(graph.outputs, outputs, at or [v.at for v in graph.outputs])
+
+    def start(self, graph: Graph, inputs: Sequence[Any]) -> Env:
+        """What is known before the first equation."""
+        env: Env = dict(zip(graph.inputs, inputs, strict=True))
+        env.update((v, self.index(placement)) for placement, v in graph.indices.items())
+        return env
 
     def with_bodies(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
         """The outputs of a round or a loop."""

@@ -136,7 +136,7 @@ def part(eqn: JaxprEqn, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]
     return ClosedJaxpr(jaxpr, closed.consts), list(used)
 
 
-# --- Dtypes ---------------------------------------------------------------------------------
+# --- Dtypes -----------------------------------------------------------------------------------
 # The same whether or not the user lets JAX promote them by itself.
 
 
@@ -189,11 +189,7 @@ def primitives_of(equations: Iterable[Any]) -> set[Primitive]:
 
 def communicates(params: dict[str, Any]) -> bool:
     """Is there communication in the jaxprs of an equation?"""
-    return any(
-        eqn.primitive in (broadcast_p, sum_p) or communicates(eqn.params)
-        for jaxpr in inner_jaxprs(params)
-        for eqn in jaxpr.eqns
-    )
+    return not primitives_inside(params).isdisjoint((broadcast_p, sum_p))
 
 
 def inner_constants(params: dict[str, Any]) -> list[Any]:

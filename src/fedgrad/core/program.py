@@ -181,7 +181,7 @@ def default(executor: Executor) -> Iterator[None]:
         _default.reset(token)
 
 
-# --- what a program says ---
+# --- what a program says ----------------------------------------------------------------------
 
 
 def broadcast(x: Any, at: Placement = CLIENTS) -> Any:

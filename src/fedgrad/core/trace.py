@@ -289,20 +289,21 @@ class _Reader:
         if placed and all(o.captured for o in placed):
             origin = placed[0]
         outputs = tuple(Value(v.aval, at, origin) for v in eqn.outvars)
-        self.equations.append(
-            Equation(
-                eqn.primitive,
-                eqn.params,
-                tuple(inputs),
-                outputs,
-                at,
-                source,
-                has_effects(eqn),
-                indexed,
-            )
-        )
         if key is not None:
             self.made[key] = outputs
+        return self.append(eqn, inputs, outputs, at, source, indexed=indexed)
+
+    def append(
+        self,
+        eqn: JaxprEqn,
+        inputs: Sequence[Value],
+        outputs: tuple[Value, ...],
+        at: str,
+        source: Any,
+        **more: Any,
+    ) -> Sequence[Value]:
+        placed = (tuple(inputs), outputs, at, source, has_effects(eqn))
+        self.equations.append(Equation(eqn.primitive, eqn.params, *placed, **more))
         return outputs
 
     def source(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Sequence[Value]:
@@ -363,19 +364,7 @@ class _Reader:
         outputs = tuple(
             Value(v.aval, at, origin) for v, at in zip(eqn.outvars, placements, strict=True)
         )
-        self.equations.append(
-            Equation(
-                eqn.primitive,
-                eqn.params,
-                tuple(inputs),
-                outputs,
-                "",
-                source,
-                has_effects(eqn),
-                bodies=tuple(bodies),
-            )
-        )
-        return outputs
+        return self.append(eqn, inputs, outputs, "", source, bodies=tuple(bodies))
 
     def where(self, source: Any) -> str:
         return where(source, *self.around)

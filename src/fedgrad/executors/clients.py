@@ -117,7 +117,7 @@ def at_home(arguments: list[Any]) -> Seats | None:
     return Seats(len(home), len(client), home.devices, chosen, taken, own_stores=True)
 
 
-# --- the clients of one device ---
+# --- the clients of one device ----------------------------------------------------------------
 
 # (sent down, shared stores, this client's values) -> (values to sum, values that stay)
 OneClient = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]

@@ -135,19 +135,15 @@ def _is_light(placement: str, args: Arguments, plan: Plan) -> bool:
     return not results and all(v.aval.shape == () for v in own)
 
 
+@dataclass(frozen=True, eq=False)
 class _Vectorised(Walk):
     """A client value is one array with a row for each seat."""
 
-    def __init__(
-        self,
-        indices: dict[str, Any],
-        ragged: set[str],
-        seats: dict[str, Seats],
-        devices: Devices | None,
-        chunk: int | None,
-    ) -> None:
-        self.indices, self.ragged = indices, ragged
-        self.seats, self.devices, self.chunk = seats, devices, chunk
+    indices: dict[str, Any]
+    ragged: set[str]
+    seats: dict[str, Seats]
+    devices: Devices | None
+    chunk: int | None
 
     def index(self, placement: str) -> Any:
         seats = self.seats[placement]

@@ -76,13 +76,13 @@ class InPython(Walk):
         return self.at_clients(empty, value.at) if is_client(value.at) else empty
 
 
+@dataclass(frozen=True, eq=False)
 class _OneByOne(InPython):
     """A client value is a list with one entry per client."""
 
-    def __init__(
-        self, clients: dict[str, int], indices: dict[str, Any], observe: Observer | None
-    ) -> None:
-        self.clients, self.indices, self.observe = clients, indices, observe
+    clients: dict[str, int]
+    indices: dict[str, Any]
+    observe: Observer | None
 
     def split(self, value: Value, x: Any) -> Any:
         if not is_client(value.at):

@@ -197,7 +197,8 @@ def ready_plan(
     `aggregator`: how sums are computed; by default as the program's executor does."""
     traced = trace(program, arguments)
     again = recompute or traced.recompute
-    how = aggregator or getattr(program.executor, "aggregator", plain)
+    default: Aggregator = getattr(program.executor, "aggregator", plain)
+    how = aggregator or default
     # What was cut to be priced is what is run, if clients remember as they did then.
     graph = traced.plan if again == traced.recompute else None
     graph = graph or cut(traced.graph, again)
