@@ -84,7 +84,7 @@ def _progress(shown: bool) -> Iterator[Any]:
 
     def tick(what: str, done: int, total: int | None) -> None:
         if what not in known:
-            known[what] = bars.add_task(f"{what} clients", total=total)
+            known[what] = bars.add_task(what, total=total)
         bars.update(known[what], completed=done, total=total)
 
     with bars:

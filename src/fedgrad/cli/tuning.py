@@ -156,12 +156,24 @@ def prepare(asked: Tuning) -> Prepared:
         _forms(asked, names_of.select(fixed.hyper, learn)),
         _optimizer(asked),
         schedule=asked.schedule,  # type: ignore[arg-type]
-        gradient_from=asked.gradient_from,  # type: ignore[arg-type]
+        gradient_from=_judges(asked, made),
         mode=asked.mode,  # type: ignore[arg-type]
     )
     algorithms = {LEARNED: learned.starting(asked.set), FIXED: fixed.starting(asked.set)}
     asked = replace(asked, learn=names_of.select(algorithms[FIXED].hyper, learn))
     return Prepared(asked, made, algorithms, command)
+
+
+def _judges(asked: Tuning, made: Task) -> Any:
+    """Whose loss says how good hyperparameters are."""
+    if asked.gradient_from != "validation":
+        return asked.gradient_from
+    if made.validation is None:
+        raise ArgumentError(
+            f"--gradient-from validation: {asked.task} has no validation clients. Give it some, "
+            "such as --task-option validation=0.1."
+        )
+    return made.validation
 
 
 def _optimizer(asked: Tuning) -> optax.GradientTransformation:

@@ -7,7 +7,8 @@ from pathlib import Path
 from fedgrad.tasks import cifar100, emnist, shakespeare, stackoverflow_tags, stackoverflow_words
 from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import prepared
-from fedgrad.tasks.data.dataset import Asked, DataSet, Tick, converted, learned, opened
+from fedgrad.tasks.data.dataset import Asked, DataSet, converted, learned, opened
+from fedgrad.tasks.data.source import Tick
 
 PREPARED: Mapping[str, DataSet] = {
     module.DATA.name: module.DATA
@@ -36,7 +37,7 @@ def prepare(
     if prepared.is_prepared(Path(data)):
         raise TaskError.here(f"{data} is prepared already.")
     asked = Asked(clients, validation, seed)
-    with opened(dataset, data, asked) as source:
+    with opened(dataset, data, asked, tick) as source:
         known = learned(dataset, source, tick)
         each = converted(dataset, source, asked, known, tick)
         return prepared.written(path, name, each, known)

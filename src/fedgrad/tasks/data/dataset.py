@@ -1,6 +1,7 @@
 """The data of a task: what a source must have, and how its clients become populations."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Mapping as MappingABC
@@ -17,11 +18,10 @@ from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import hugging_face, prepared, tff
 from fedgrad.tasks.data.arrays import ZIP, Arrays
 from fedgrad.tasks.data.json_files import GZIP, Json
-from fedgrad.tasks.data.source import Columns, DataError, RawClient, Source
+from fedgrad.tasks.data.source import Columns, DataError, RawClient, Source, Tick
 
 HUGGING_FACE = "huggingface"
 HELD_OUT = 0.2  # of a client's examples, where a source does not say which are to test
-Tick = Callable[[str, int, int | None], None]  # what is done, how many clients, of how many
 Divide = Callable[[Columns, str, int | None, np.random.Generator], list[np.ndarray]]
 
 
@@ -135,11 +135,11 @@ def populations(
 
 
 @contextlib.contextmanager
-def opened(dataset: DataSet, data: Any, asked: Asked) -> Iterator[Source]:
+def opened(dataset: DataSet, data: Any, asked: Asked, tick: Tick | None = None) -> Iterator[Source]:
     """The source that `data` names. What is wrong with it is said with where to get it."""
     try:
         with contextlib.ExitStack() as stack:
-            yield _source(dataset, data, asked, stack)
+            yield _source(dataset, data, asked, functools.partial(_unpacked, stack, tick))
     except DataError as error:
         if str(dataset.origin) in str(error):
             raise
@@ -154,7 +154,7 @@ def learned(dataset: DataSet, source: Source, tick: Tick | None = None) -> Any:
     def training() -> Iterator[Columns]:
         for i, client in enumerate(source.clients()):
             if tick:
-                tick("reading", i + 1, source.total)
+                tick("reading clients", i + 1, source.total)
             if client.part in ("", "train"):
                 with _about(source, client):
                     yield dataset.picked(client.columns)
@@ -171,7 +171,7 @@ def converted(
     given: dict[str, int] = {"train": 0}
     for i, client in enumerate(source.clients()):
         if tick:
-            tick("converting", i + 1, source.total)
+            tick("converting clients", i + 1, source.total)
         seen[client.part] = seen.get(client.part, 0) + 1
         if asked.clients is not None and seen[client.part] > asked.clients:
             continue
@@ -204,7 +204,7 @@ def converted(
         )
 
 
-def _source(dataset: DataSet, data: Any, asked: Asked, stack: contextlib.ExitStack) -> Source:
+def _source(dataset: DataSet, data: Any, asked: Asked, unpacked: Callable[[Path], Path]) -> Source:
     rng = np.random.default_rng(asked.seed)
 
     def divide(columns: Columns, part: str) -> list[np.ndarray]:
@@ -229,10 +229,14 @@ def _source(dataset: DataSet, data: Any, asked: Asked, stack: contextlib.ExitSta
         if found is None:
             raise DataError.here(f"{path} is neither a prepared folder nor one of LEAF's.")
         return found
-    return _of_file(path, its, stack)
+    return _of_file(path, its, unpacked)
 
 
-def _of_file(path: Path, divide: Any, stack: contextlib.ExitStack) -> Source:
+def _unpacked(stack: contextlib.ExitStack, tick: Tick | None, path: Path) -> Path:
+    return stack.enter_context(tff.decompressed(path, tick))
+
+
+def _of_file(path: Path, divide: Any, unpacked: Callable[[Path], Path]) -> Source:
     """By what a file begins with, whatever it is called."""
     try:
         with path.open("rb") as file:
@@ -240,7 +244,7 @@ def _of_file(path: Path, divide: Any, stack: contextlib.ExitStack) -> Source:
     except OSError as error:
         raise DataError.here(f"{path} cannot be opened: {error.strerror}.") from None
     if start.startswith(tff.LZMA):
-        return tff.Sqlite(stack.enter_context(tff.decompressed(path)), str(path))
+        return tff.Sqlite(unpacked(path), str(path))
     if start.startswith(tff.SQLITE):
         return tff.Sqlite(path)
     if start.startswith(ZIP):

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import lzma
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.tasks.data.source import DataError, RawClient, Source, part_of
+from fedgrad.tasks.data.source import DataError, RawClient, Source, Tick, part_of
 
 SQLITE = b"SQLite format 3\x00"
+MEGABYTE = 1 << 20
 LZMA = (b"\xfd7zXZ\x00", b"]\x00\x00")
 ORDERED = """
     SELECT split_name, client_id, serialized_example_proto FROM examples
@@ -83,13 +83,17 @@ class Sqlite(Source):
 
 
 @contextlib.contextmanager
-def decompressed(path: Path) -> Iterator[Path]:
+def decompressed(path: Path, tick: Tick | None = None) -> Iterator[Path]:
     """What an lzma file holds, in a temporary file for as long as it is read."""
     with tempfile.TemporaryDirectory(prefix="fedgrad-") as folder:
         out = Path(folder) / path.stem
+        total = path.stat().st_size
         try:
-            with lzma.open(path) as packed, out.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked, 1 << 20)
+            with path.open("rb") as raw, lzma.open(raw) as packed, out.open("wb") as unpacked:
+                while block := packed.read(MEGABYTE):
+                    unpacked.write(block)
+                    if tick:
+                        tick("decompressing MB", raw.tell() // MEGABYTE, total // MEGABYTE)
         except (lzma.LZMAError, EOFError) as error:
             raise DataError.here(f"{path} cannot be decompressed: {error}.") from error
         yield out
