@@ -706,3 +706,7 @@ def test_a_task_of_ones_own_is_tuned_by_the_command_line(module, capsys):
 
     assert main(["tune", f"{module}:make", "--task-option", "rate=0.1", "--json"]) == 0
     assert f"{module}.make-fedavgm" in capsys.readouterr().out
+    assert main(["tune", f"{module}:ready", "--gradient-from", "validation"]) == 2
+    assert "has no validation clients" in capsys.readouterr().err
+    assert main(["tune", f"{module}:number"]) == 2
+    assert "neither a Task" in capsys.readouterr().err

@@ -76,7 +76,8 @@ def add_command(commands: Any) -> None:
     add = command.add_argument_group("how it is learned").add_argument
     add("--schedule", metavar="NAME", type=read.one_of("schedule", ("parallel", "serial")),
         help="parallel (default): in the round that trains; serial: in a second one after it")
-    add("--gradient-from", metavar="WHO", type=read.one_of("gradient cohort", ("fresh", "same", "validation")),
+    add("--gradient-from", metavar="WHO",
+        type=read.one_of("gradient cohort", ("fresh", "same", "validation")),
         help="whose loss counts: fresh clients' (default), those that train (same), or those of "
         "the task's validation")
     add("--parametrization", metavar="FORM", type=read.forms,
