@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import fedgrad as fg
 from fedgrad.core.errors import MissingExtra
+from fedgrad.executors.convolutions import as_matmul
 from fedgrad.tasks import (
     TASKS,
     TaskError,
@@ -565,6 +566,20 @@ def test_pooling_and_normalising_against_their_formulas():
     np.testing.assert_allclose(
         layers.group_norm(layer, jnp.asarray(x), 4), expected, rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("model", [emnist, cifar100], ids=["emnist", "cifar100"])
+def test_convolutions_are_of_the_kind_that_is_fast_at_clients(model):
+    """The executor has a matrix product for each of them, and for each in the gradient."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    images = {emnist: (2, 28, 28), cifar100: (2, 24, 24, 3)}[model]
+    gradient = jax.grad(lambda p, x: model.logits(p, x).sum())
+    jaxpr = jax.make_jaxpr(gradient)(params, jax.ShapeDtypeStruct(images, np.uint8))
+    found = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+    assert len(found) >= 5
+    for eqn in found:
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+        assert jax.eval_shape(lambda *x: as_matmul(eqn, x), *shapes) is not None, eqn
 
 
 def test_an_lstm_against_its_equations():
