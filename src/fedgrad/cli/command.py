@@ -21,7 +21,7 @@ Federated automatic differentiation on JAX: training that tunes itself.
   fedgrad reproduce client-weighting --quick   an experiment of the paper, its claims checked
   fedgrad report out/synthetic-fedavgm         make the report of a run again
   fedgrad explain examples.class_one:loss      what differentiating a program costs
-  fedgrad data prepare emnist --from FILE      convert the data of a task once
+  fedgrad data prepare emnist --from F --out D   convert the data of a task once
 
 `fedgrad COMMAND --help` tells more.
 """
