@@ -7,7 +7,9 @@ from pathlib import Path
 from fedgrad.tasks import cifar100, emnist, shakespeare, stackoverflow_tags, stackoverflow_words
 from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import prepared
-from fedgrad.tasks.data.dataset import Asked, DataSet, converted, learned, opened
+from fedgrad.tasks.data.conversion import converted, learned
+from fedgrad.tasks.data.dataset import Asked, DataSet
+from fedgrad.tasks.data.opening import opened
 from fedgrad.tasks.data.source import Tick
 
 PREPARED: Mapping[str, DataSet] = {

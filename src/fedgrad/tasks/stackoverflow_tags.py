@@ -11,8 +11,11 @@ import numpy as np
 from fedgrad.core.types import Batch, Key, Params
 from fedgrad.tasks import layers, scores, sizes
 from fedgrad.tasks.data import generated
-from fedgrad.tasks.data.dataset import Columns, DataSet, Origin, populations, text
+from fedgrad.tasks.data.conversion import populations
+from fedgrad.tasks.data.dataset import DataSet, Origin
+from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.tokens import frequent
+from fedgrad.tasks.data.values import text
 from fedgrad.tasks.task import Task
 from fedgrad.training.evaluation import Ratio
 
