@@ -1,13 +1,15 @@
 """Settings of the whole suite: double precision, nothing promoted unseen, quick compilation."""
 
 import gc
-import math
 import re
+import resource
 from pathlib import Path
 
 import jax
 import pytest
 from hypothesis import settings
+
+import quick  # noqa: F401  (before JAX computes anything)
 
 STRICT = {"jax_numpy_dtype_promotion": "strict", "jax_numpy_rank_promotion": "raise"}
 RELAXED = {
@@ -30,7 +32,26 @@ for name, value in STRICT.items():  # as careful users run it
 settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("ci")
 
-MOST = 1.2e9  # bytes that a worker may keep from one file to the next
+# JAX makes many objects that live long; looking through all of them, often, costs a tenth.
+gc.set_threshold(20_000, 20, 50)
+
+# Long ones start first: at the end no worker is left alone with one.
+LONGEST = ("mesh", "docs", "flower", "flower_operating", "every_algorithm", "derivatives")
+
+MOST, MORE = 1.0e9, 0.4e9  # bytes that a worker may keep, and may add before it forgets again
+_kept = 0.0  # when it last forgot
+
+
+def pytest_collection_modifyitems(items):
+    def place(item):
+        name = item.path.stem.removeprefix("test_")
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # modules and tests, which stay
 
 
 @pytest.hookimpl(wrapper=True)
@@ -47,21 +68,21 @@ def pytest_runtest_protocol(item):
     finally:
         for kind in asked:
             jax.config.update(RELAXED[kind][0], STRICT[RELAXED[kind][0]])
+        _forget_what_was_compiled()
 
 
-@pytest.fixture(scope="module", autouse=True)
 def _forget_what_was_compiled():
-    """A file's compiled programs end with it where they are many: a worker would hold gigabytes of
-    them. (Where they are few, it is faster to keep JAX's own.)"""
-    yield
-    gc.collect()
-    if _resident() > MOST:
+    """Compiled programs end where they are many: a worker would hold gigabytes of them. (Where
+    they are few, it is faster to keep JAX's own.)"""
+    global _kept
+    if _resident() > max(MOST, _kept + MORE):
         jax.clear_caches()
         gc.collect()
+        _kept = _resident()
 
 
 def _resident():
     try:
         return 1024 * int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-    except OSError:  # not on this system: better forget than run out
-        return math.inf
+    except OSError:  # not on this system: the most that it ever was
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

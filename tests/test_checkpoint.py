@@ -253,7 +253,6 @@ def test_the_digest_of_a_program_is_the_same_in_every_process(tmp_path):
 
 def run(command, seed="0"):
     environment = os.environ | {"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
 
 
@@ -459,7 +458,7 @@ def test_it_runs_outside_of_the_main_thread(tmp_path):
 
 def start(folder, rounds, devices):
     command = [sys.executable, str(Path(__file__).with_name("line.py")), str(folder)]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
         [*command, str(rounds), str(devices)],
         env=environment,

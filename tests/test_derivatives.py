@@ -89,8 +89,8 @@ def combinations():
 
 
 @functools.cache
-def arguments(case: Case):
-    return case.args(N)
+def arguments(case: Case, clients: int = N):
+    return case.args(clients)
 
 
 @functools.cache
@@ -124,18 +124,18 @@ def plain(case: Case):
 
 
 @functools.cache
-def centralised(case: Case):
-    """(value, gradient) by the server's arguments, in plain JAX."""
-    args = arguments(case)
-    clients = [name in case.program.placements for name in case.program.signature.parameters]
+def centralised(case: Case, clients: int = N, derived: bool = True):
+    """(value, gradient) by the server's arguments in plain JAX, or only what the program gives."""
+    args = arguments(case, clients)
+    placed = [name in case.program.placements for name in case.program.signature.parameters]
+    fun = jax.value_and_grad(plain(case), case.server_argnums) if derived else case.centralised
 
     @jax.jit
     def run(server):  # data of clients are constants: a cohort's sizes are read by plain Python
         rest = iter(server)
-        full = [a if c else next(rest) for a, c in zip(args, clients, strict=True)]
-        return jax.value_and_grad(plain(case), case.server_argnums)(*full)
+        return fun(*(a if p else next(rest) for a, p in zip(args, placed, strict=True)))
 
-    return run([a for a, c in zip(args, clients, strict=True) if not c])
+    return run([a for a, p in zip(args, placed, strict=True) if not p])
 
 
 @functools.cache

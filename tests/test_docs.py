@@ -23,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+import quick  # noqa: F401  (here and in the processes of the pages)
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What main() gets here, so that each example is quick.
@@ -107,7 +109,6 @@ def in_new_process(*arguments, folder):
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "110",  # as wide as str(fg.explain(...))
         "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # quick compilation
     }
     done = subprocess.run(
         [sys.executable, __file__, *map(str, arguments)],

@@ -4,7 +4,6 @@ A process has a fixed number of devices, so the work is done in processes of the
 mesh_worker.py: the table of programs in every mode, and checks of which each is a test here.
 """
 
-import functools
 import os
 import pickle
 import re
@@ -22,7 +21,7 @@ import fedgrad as fg
 from fedgrad.executors import processes
 from fedgrad.executors.devices import sum_over_devices
 from programs import TABLE, assert_same, class_1
-from test_derivatives import IMPOSSIBLE, assert_close, derived
+from test_derivatives import IMPOSSIBLE, assert_close, centralised
 
 HERE = Path(__file__).parent
 WORKER, PAGE = HERE / "mesh_worker.py", HERE.parent / "docs" / "mesh.md"
@@ -42,11 +41,8 @@ def combinations():
 every_combination = pytest.mark.parametrize("case, mode", list(combinations()))
 
 
-@functools.cache
-def reference(case, mode):
-    n = (3, 8, 9)[TABLE.index(case) % 3]
-    program = derived(case, mode) if mode else case.program
-    return jax.device_get(program.on(fg.executors.reference())(*case.args(n)))
+def clients_of(case):
+    return (3, 8, 9)[TABLE.index(case) % 3]
 
 
 def free_address():
@@ -80,7 +76,7 @@ def finish(processes, logs):
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """What the workers found, by worker. They run at the same time, and so does the reference."""
+    """What the workers found, by worker. They run at the same time."""
     folder = tmp_path_factory.mktemp("mesh")
     address = free_address()
     settings = {ALONE: (8,), FIRST: (2, 0, 2, address), SECOND: (2, 1, 2, address)}
@@ -90,11 +86,7 @@ def reports(tmp_path_factory):
         start(WORKER, files[worker], *setting, log=logs[worker])
         for worker, setting in settings.items()
     ]
-    try:
-        for combination in combinations():
-            reference(*combination.values)
-    finally:
-        finish(processes, logs.values())
+    finish(processes, logs.values())
     return {worker: pickle.loads(file.read_bytes()) for worker, file in files.items()}
 
 
@@ -103,9 +95,9 @@ def reports(tmp_path_factory):
 
 @every_combination
 @every_worker
-def test_equals_reference(reports, worker, case, mode):
+def test_equals_centralised(reports, worker, case, mode):
     found, _, _ = reports[worker]["table"][case.name, mode]
-    assert_close(found, reference(case, mode))
+    assert_close(found, centralised(case, clients_of(case), derived=mode is not None))
 
 
 # In these XLA finds something more to save: sums of two placements that it can send together, a sum
@@ -117,8 +109,7 @@ FEWER |= {("cond_with_dead_communication", "mixed")}
 @every_combination
 def test_one_all_reduce_for_each_message_and_nothing_else(reports, case, mode):
     _, messages, collectives = reports[ALONE]["table"][case.name, mode]
-    n = (3, 8, 9)[TABLE.index(case) % 3]
-    if mode is None and n % 8:  # results that cannot be split evenly are collected
+    if mode is None and clients_of(case) % 8:  # results that cannot be split evenly are collected
         assert collectives.pop("all-gather") <= len(case.client_outputs)
     assert messages >= 1
     if (case.name, None) in FEWER or (case.name, mode) in FEWER:
