@@ -73,9 +73,10 @@ def init(key: Key, form: tuple = SIZES["paper"]) -> Params:
     """The first model: 11,227,812 numbers in the paper's size."""
     window, _, _, channels, blocks, _ = form
     keys = iter(jax.random.split(key, 2 + 3 * blocks * len(channels)))
-    stages, inputs = [], channels[0]
+    stages: list[list[dict[str, Any]]] = []
+    inputs = channels[0]
     for outputs in channels:
-        stage = []
+        stage: list[dict[str, Any]] = []
         for _ in range(blocks):
             block: dict[str, Any] = {
                 "conv_1": _he(next(keys), 3, inputs, outputs),
