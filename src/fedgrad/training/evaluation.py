@@ -21,6 +21,20 @@ from fedgrad.core.types import Batch, Params
 Metric = Callable[..., Any]
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """A metric that is a ratio of two sums over all examples, such as tokens that are right over
+    tokens: `Ratio(right, tokens)`, two functions `(params, batch)` with one number per example."""
+
+    part: Metric
+    whole: Metric
+
+    def __call__(self, params: Params, batch: Batch) -> jax.Array:
+        """The ratio of each example; 0 where there is nothing."""
+        part, whole = self.part(params, batch), self.whole(params, batch)
+        return part / jnp.where(whole == 0, 1, whole).astype(part.dtype)
+
+
 class Evaluation:
     """A function of the model that gives metrics by name, every so many rounds of training.
 
@@ -28,9 +42,10 @@ class Evaluation:
         fg.Evaluation(lambda params: {"norm": jnp.linalg.norm(params["w"])}, every=1)
 
     With `clients`: the mean of metrics over all their examples. `metrics` are functions
-    `(params, batch)` that give one number per example, by name. It is a program, in which only sums
-    leave a client; `batch_size` is how many examples a client works on at a time, 100 if nothing is
-    said. Without clients it is a function of the model, whatever that does.
+    `(params, batch)` that give one number per example (or an `fg.Ratio` of two), by name. It is a
+    program, in which only sums leave a client; `batch_size` is how many examples a client works on
+    at a time, 100 if nothing is said. Without clients it is a function of the model, whatever that
+    does.
     """
 
     def __init__(
@@ -160,6 +175,11 @@ class Evaluations:
 
 
 def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
+    summed = dict(metrics)
+    for name, metric in metrics.items():
+        if isinstance(metric, Ratio):
+            summed |= {name: metric.part, _whole(name): metric.whole}
+
     @program(clients=CLIENTS)
     def evaluate(params: Params, clients: Any) -> dict[str, jax.Array]:
         examples = Examples.of(clients)
@@ -170,15 +190,19 @@ def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
         ) -> dict[str, jax.Array]:
             return {
                 name: totals[name] + _total(metric, params, batch, mask)
-                for name, metric in metrics.items()
+                for name, metric in summed.items()
             }
 
         zero = jnp.zeros((), accumulator(params))
-        totals = sum(examples.fold(add, dict.fromkeys(metrics, zero), batch_size))
-        count = sum(examples.count)
-        return {name: total / count.astype(total.dtype) for name, total in totals.items()}
+        totals = sum(examples.fold(add, dict.fromkeys(summed, zero), batch_size))
+        count = sum(examples.count).astype(zero.dtype)
+        return {name: totals[name] / totals.get(_whole(name), count) for name in metrics}
 
     return evaluate
+
+
+def _whole(name: str) -> str:
+    return f"{name}: whole"
 
 
 def _total(metric: Metric, params: Params, batch: Batch, mask: jax.Array) -> jax.Array:
