@@ -397,6 +397,15 @@ def test_what_is_broken_is_said_with_where_to_get_it(broken, tmp_path):
     assert not [p for p in tmp_path.iterdir() if "out" in p.name]  # nothing is half there
 
 
+def test_words_that_are_none_are_said_while_they_are_counted(tmp_path):
+    path = leaf(tmp_path, "femnist.json", writers(["a", "b"]))
+    for name in ("stackoverflow_words", "stackoverflow_tags"):
+        with pytest.raises(DataError, match="client 'a': texts are expected, got list"):
+            task(name, data=path)
+    with pytest.raises(DataError, match="client 'a': has no tokens nor x, but label, pixels"):
+        task("stackoverflow_words", data=database(tmp_path / "b", BAD[:1], {("train", "a"): 1}))
+
+
 # ---- prepared folders
 
 

@@ -1,5 +1,6 @@
 """Small colour images, 100 classes: the pre-activation ResNet-18 with GroupNorm."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,11 +19,22 @@ from fedgrad.tasks.task import Task
 
 CLASSES = 100
 CROP = slice(4, 28)  # the middle 24 x 24
-# Window and stride of the first convolution, whether a pooling follows it, channels and blocks of
-# each stage, and the groups of a normalisation.
+
+
+@dataclass(frozen=True)
+class Form:
+    """Of a residual net."""
+
+    window: int  # of the first convolution
+    pooled: bool  # after it
+    channels: tuple[int, ...]  # of each stage
+    blocks: int  # in each stage
+    groups: int  # of a normalisation
+
+
 SIZES = {
-    "small": (3, 2, False, (16, 32), 1, 4),
-    "paper": (7, 2, True, (64, 128, 256, 512), 2, 32),
+    "small": Form(3, False, (16, 32), blocks=1, groups=4),
+    "paper": Form(7, True, (64, 128, 256, 512), blocks=2, groups=32),
 }
 # Of each class, its superclass, as CIFAR-100 has them.
 # fmt: off
@@ -46,15 +58,14 @@ def cifar100(
     """CIFAR-100, split by Pachinko; without `data`, patterns that are made here."""
     form = sizes.of_size(SIZES, size)
     found = populations(DATA, data, clients, validation, seed)
-    groups = form[-1]
 
     def loss(params: Params, batch: Batch) -> jax.Array:
         """Cross entropy of each example."""
-        return scores.cross_entropy(logits(params, batch["x"], groups, form[1:3]), batch["y"])
+        return scores.cross_entropy(logits(params, batch["x"], form), batch["y"])
 
     def accuracy(params: Params, batch: Batch) -> jax.Array:
         """1 for each example whose class scores highest, else 0."""
-        return scores.is_right(logits(params, batch["x"], groups, form[1:3]), batch["y"])
+        return scores.is_right(logits(params, batch["x"], form), batch["y"])
 
     return Task(
         name="cifar100",
@@ -69,14 +80,15 @@ def cifar100(
     )
 
 
-def init(key: Key, form: tuple = SIZES["paper"]) -> Params:
+def init(key: Key, form: Form = SIZES["paper"]) -> Params:
     """The first model: 11,227,812 numbers in the paper's size."""
-    window, _, _, channels, blocks, _ = form
-    keys = iter(jax.random.split(key, 2 + 3 * blocks * len(channels)))
-    stages, inputs = [], channels[0]
+    channels = form.channels
+    keys = iter(jax.random.split(key, 2 + 3 * form.blocks * len(channels)))
+    stages: list[list[dict[str, Any]]] = []
+    inputs = channels[0]
     for outputs in channels:
-        stage = []
-        for _ in range(blocks):
+        stage: list[dict[str, Any]] = []
+        for _ in range(form.blocks):
             block: dict[str, Any] = {
                 "conv_1": _he(next(keys), 3, inputs, outputs),
                 "norm_2": layers.group_norm_init(outputs),
@@ -91,7 +103,7 @@ def init(key: Key, form: tuple = SIZES["paper"]) -> Params:
             inputs = outputs
         stages.append(stage)
     return {
-        "stem": _he(next(keys), window, 3, channels[0]),
+        "stem": _he(next(keys), form.window, 3, channels[0]),
         "stem_norm": layers.group_norm_init(channels[0]),
         "stages": stages,
         "last_norm": layers.group_norm_init(inputs),
@@ -102,18 +114,15 @@ def init(key: Key, form: tuple = SIZES["paper"]) -> Params:
     }
 
 
-def logits(
-    params: Params, images: jax.Array, groups: int = 32, stem: tuple[int, bool] = (2, True)
-) -> jax.Array:
+def logits(params: Params, images: jax.Array, form: Form = SIZES["paper"]) -> jax.Array:
     """Scores of the classes of images in bytes, each first brought to mean 0 and variance 1."""
 
     def norm_relu(layer: Params, x: jax.Array) -> jax.Array:
-        return jax.nn.relu(layers.group_norm(layer, x, groups))
+        return jax.nn.relu(layers.group_norm(layer, x, form.groups))
 
-    stride, pooled = stem
-    x = layers.conv(params["stem"], _standardised(params, images), stride, "SAME")
+    x = layers.conv(params["stem"], _standardised(params, images), 2, "SAME")
     x = norm_relu(params["stem_norm"], x)
-    if pooled:
+    if form.pooled:
         x = layers.max_pool(x, 3, 2, padding=1)
     for block in [block for stage in params["stages"] for block in stage]:
         y = norm_relu(block["norm_1"], x) if "norm_1" in block else x
@@ -121,7 +130,7 @@ def logits(
         y = layers.conv(block["conv_2"], norm_relu(block["norm_2"], y), 1, "SAME")
         if "shortcut" in block:
             x = layers.conv(block["shortcut"], x)
-            x = layers.group_norm(block["shortcut_norm"], x, groups)
+            x = layers.group_norm(block["shortcut_norm"], x, form.groups)
         x = x + y
     x = jnp.mean(norm_relu(params["last_norm"], x), (1, 2))
     return layers.dense(params["classes"], x)
@@ -165,5 +174,5 @@ DATA = DataSet(
     generate=generated.textures,
     divide=_clients,
     about="Generated patterns in 20 classes, not CIFAR-100",
-    origin=Origin("cifar100.sqlite.lzma", "", "uoft-cs/cifar100", ""),
+    origin=Origin("cifar100.sqlite.lzma", hugging_face="uoft-cs/cifar100"),
 )

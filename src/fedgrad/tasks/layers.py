@@ -13,6 +13,7 @@ from jax.nn import initializers
 from fedgrad.core.types import Key, Params
 
 Layer = dict[str, jax.Array]
+State = tuple[jax.Array, jax.Array]  # of an LSTM: its output and its memory
 _glorot = initializers.glorot_uniform()
 _orthogonal = initializers.orthogonal()
 
@@ -112,7 +113,7 @@ def lstm(layers: Sequence[Layer], x: jax.Array) -> jax.Array:
     first, *above = layers
     from_input = _shifted(x @ first["input"], first["bias"])  # for all times at once
 
-    def step(states: list[tuple[jax.Array, jax.Array]], below: jax.Array) -> tuple:
+    def step(states: list[State], below: jax.Array) -> tuple[list[State], jax.Array]:
         out = _lstm_cell(first, below, states[0])
         new = [out]
         for layer, state in zip(above, states[1:], strict=True):
@@ -129,9 +130,7 @@ def lstm(layers: Sequence[Layer], x: jax.Array) -> jax.Array:
     return jnp.swapaxes(outputs, 0, 1)
 
 
-def _lstm_cell(
-    layer: Layer, from_input: jax.Array, state: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+def _lstm_cell(layer: Layer, from_input: jax.Array, state: State) -> State:
     output, memory = state
     gates = jnp.split(from_input + output @ layer["recurrent"], 4, axis=-1)
     into, forget, new, out = gates

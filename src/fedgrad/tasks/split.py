@@ -99,7 +99,9 @@ def pachinko(
     top[label] = top_of_example
     if (top[label] != top_of_example).any():
         raise TaskError.here("A class has one superclass; got examples of a class in several.")
-    left = [list(rng.permutation(np.flatnonzero(label == c))) for c in range(len(classes))]
+    waiting = [list(rng.permutation(np.flatnonzero(label == c))) for c in range(len(classes))]
+    left = np.array([len(examples) for examples in waiting])
+    left_above = np.bincount(top, left)
     inside = [np.flatnonzero(top == t) for t in range(len(tops))]
     parts = []
     for size in (len(part) for part in np.array_split(labels, clients)):
@@ -107,10 +109,11 @@ def pachinko(
         within = [rng.dirichlet(np.full(len(members), concentrations[1])) for members in inside]
         mine = []
         for _ in range(size):
-            there = np.array([any(left[c] for c in members) for members in inside])
-            t = _drawn(likes, there, rng)
-            c = inside[t][_drawn(within[t], np.array([bool(left[c]) for c in inside[t]]), rng)]
-            mine.append(left[c].pop())
+            t = _drawn(likes, left_above > 0, rng)
+            c = inside[t][_drawn(within[t], left[inside[t]] > 0, rng)]
+            left[c] -= 1
+            left_above[t] -= 1
+            mine.append(waiting[c].pop())
         parts.append(np.sort(np.array(mine, int)))
     return parts
 

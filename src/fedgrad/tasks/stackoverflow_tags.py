@@ -135,5 +135,5 @@ DATA = DataSet(
     learn=_vocabularies,
     generate=generated.posts,
     about="Generated sentences in a made-up language, not Stack Overflow",
-    origin=Origin("stackoverflow.sqlite.lzma", "", "", ""),
+    origin=Origin("stackoverflow.sqlite.lzma"),
 )

@@ -134,5 +134,5 @@ DATA = DataSet(
     learn=_vocabulary,
     generate=generated.posts,
     about="Generated sentences in a made-up language, not Stack Overflow",
-    origin=Origin("stackoverflow.sqlite.lzma", "", "", ""),
+    origin=Origin("stackoverflow.sqlite.lzma"),
 )

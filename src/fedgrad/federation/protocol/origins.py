@@ -43,9 +43,9 @@ class Origins:
             key: [found[text] for text in sorted(found)]
             for key, found in self.found.get(exchange, {}).items()  # nothing: a loop over nothing
         }
-        first = next(iter(by.values()), None)
-        same = first is not None and all(alternatives == first for alternatives in by.values())
-        return {"": first} if first is not None and same else by
+        first = next(iter(by.values()), [])
+        same = all(alternatives == first for alternatives in by.values())
+        return {"": first} if by and same else by
 
     def walk(self, graph: Graph, inside: list[list[Ways]]) -> Ways:
         """What the outputs of a graph can be together, as a function of its inputs (and places)."""

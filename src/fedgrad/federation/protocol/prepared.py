@@ -31,9 +31,9 @@ class Prepared:
     def __init__(self, plan: Plan, platforms: tuple[str, ...]) -> None:
         self.plan = plan
         self.exported = Exported(plan, platforms)
-        self.freed: dict[Exchange, set[Value]] = {}
-        for graph in everywhere(plan.graph):
-            self.freed.update(_freed(graph))
+        self.freed = dict(
+            pair for graph in everywhere(plan.graph) for pair in _freed(graph).items()
+        )
         self.graph = changed(plan.graph, _gathered)
         self.server: dict[Equation, Callable[..., list[Any]]] = {
             e: _compiled(*e.bodies)

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import prepared
 from fedgrad.tasks.data.dataset import Asked, DataSet
 from fedgrad.tasks.data.opening import opened
-from fedgrad.tasks.data.source import Columns, DataError, RawClient, Source, Tick
+from fedgrad.tasks.data.source import Columns, DataError, Source, Tick
 
 HELD_OUT = 0.2  # of a client's examples, where a source does not say which are to test
 
@@ -58,15 +58,19 @@ def learned(dataset: DataSet, source: Source, tick: Tick | None = None) -> Any:
     if dataset.learn is None:
         return None
 
+    reading = "nobody"
+
     def training() -> Iterator[Columns]:
+        nonlocal reading
         for i, client in enumerate(source.clients()):
             if tick:
                 tick("reading clients", i + 1, source.total)
             if client.part in ("", "train"):
-                with _about(source, client):
-                    yield dataset.picked(client.columns)
+                reading = client.name
+                yield dataset.picked(client.columns)
 
-    return dataset.learn(training())
+    with _about(source, lambda: reading):
+        return dataset.learn(training())
 
 
 def converted(
@@ -86,7 +90,7 @@ def converted(
             raise DataError.here(
                 f"{source.name} has validation clients of its own: validation= has no effect."
             )
-        with _about(source, client):
+        with _about(source, lambda: client.name):  # noqa: B023
             examples = dataset.convert(dataset.picked(client.columns), known)
         size = len(next(iter(examples.values())))
         if not size:
@@ -112,9 +116,9 @@ def converted(
 
 
 @contextlib.contextmanager
-def _about(source: Source, client: RawClient) -> Iterator[None]:
+def _about(source: Source, client: Callable[[], str]) -> Iterator[None]:
     """What is wrong with a client is said with its name."""
     try:
         yield
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise DataError.here(f"{source.name}: client {client.name!r}: {error}.") from error
+        raise DataError.here(f"{source.name}: client {client()!r}: {error}.") from error

@@ -17,10 +17,10 @@ Divide = Callable[[Columns, str, int | None, np.random.Generator], list[np.ndarr
 class Origin:
     """Where to get the data."""
 
-    tff: str
-    leaf: str
-    hugging_face: str
-    partition_by: str
+    tff: str  # a file of TFF's
+    leaf: str = ""  # a data set of LEAF's
+    hugging_face: str = ""  # a data set there
+    partition_by: str = ""  # its column that says whose an example is
 
     def __str__(self) -> str:
         ways = [f"{self.tff} from https://storage.googleapis.com/tff-datasets-public/{self.tff}"]

@@ -1,13 +1,13 @@
 """What every source of clients gives, whatever it is: clients with columns, one after another."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedgrad.tasks.contract import TaskError
 
-Columns = Mapping[str, Sequence[Any]]
+Columns = Mapping[str, Any]  # lists or arrays, with one entry per example
 Tick = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much
 # The parts of a data set, by the names that they have in files; "" is to be cut in two.
 PARTS = {

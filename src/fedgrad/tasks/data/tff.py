@@ -128,10 +128,11 @@ def _values(kind: int, message: memoryview) -> Any:
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
     if kind != 3:
         raise ValueError(f"a feature of kind {kind}")
-    numbers: list[int] = []
-    for value in fields:
-        numbers += _varints(value) if isinstance(value, memoryview) else [value]
-    return np.array(numbers, np.uint64).astype(np.int64)
+    numbers = [
+        _varints(value) if isinstance(value, memoryview) else np.array([value], np.uint64)
+        for value in fields
+    ]
+    return np.concatenate([np.zeros(0, np.uint64), *numbers]).astype(np.int64)
 
 
 def _fields(message: memoryview, only: int | None = None) -> Iterator[tuple[int, Any]]:
@@ -176,12 +177,18 @@ def _varint(message: memoryview, place: int) -> tuple[int, int]:
             raise ValueError("a number of more than 64 bits")
 
 
-def _varints(message: memoryview) -> list[int]:
-    numbers, place = [], 0
-    while place < len(message):
-        number, place = _varint(message, place)
-        numbers.append(number)
-    return numbers
+def _varints(message: memoryview) -> np.ndarray:
+    """Many numbers one after another, of an image for example: all at once."""
+    raw = np.frombuffer(message, np.uint8)
+    last = raw < 0x80  # byte of its number
+    if len(raw) and not last[-1]:
+        raise ValueError("it ends too early")
+    first = np.flatnonzero(np.r_[True, last[:-1]])[: len(raw)]
+    place = np.arange(len(raw)) - np.repeat(first, np.diff(np.r_[first, len(raw)]))
+    if place.max(initial=0) > 9:
+        raise ValueError("a number of more than 64 bits")
+    parts = (raw & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64)
+    return np.bitwise_or.reduceat(parts, first) if len(raw) else parts
 
 
 def _columns(examples: list[dict[str, Any]]) -> dict[str, list[Any]]:
