@@ -27,10 +27,8 @@ from fedgrad.cli.command import parse
 from fedgrad.cli.tune import tuning
 from fedgrad.cli.tuning import Tuning, prepare
 from fedgrad.experiments import EXPERIMENTS
-from fedgrad.experiments.claims import Claim
 from fedgrad.experiments.experiment import Experiment
-from fedgrad.experiments.results import Results
-from fedgrad.experiments.tables import Table
+from fedgrad.experiments.results import Claim, Results, Table
 from fedgrad.show.numbers import number
 from fedgrad.tasks import TASKS
 

@@ -21,12 +21,11 @@ from fedgrad.experiments import (
     reproduce,
     show,
 )
-from fedgrad.experiments.claims import Claim, report
 from fedgrad.experiments.client_weighting import training as weighting
 from fedgrad.experiments.maximum import best_of, trials_to_reach
+from fedgrad.experiments.results import Claim, Table, report
 from fedgrad.experiments.server_optimizer import training as servers
 from fedgrad.experiments.server_optimizer.outcome import outcome
-from fedgrad.experiments.tables import Table
 from fedgrad.tasks import task as make_task
 
 # ---- the best of n trials

@@ -18,9 +18,9 @@ LAYERS = [
     {"executors"},
     {"federation"},
     {"algorithms"},
+    {"show"},
     {"training"},
     {"tasks"},
-    {"show"},
     {"experiments", "report"},
     {"cli", "__main__"},
 ]

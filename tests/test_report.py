@@ -16,10 +16,8 @@ import pytest
 
 import fedgrad as fg
 from chromium import COMMAND, chromium
-from fedgrad.experiments.claims import Claim, score
 from fedgrad.experiments.experiment import Experiment, Reproduction
-from fedgrad.experiments.results import Results
-from fedgrad.experiments.tables import Table
+from fedgrad.experiments.results import Claim, Results, Table, score
 from fedgrad.report import plans, run
 from fedgrad.report.charts import html as html_of
 from fedgrad.report.experiment import experiment_page, size_of

@@ -186,16 +186,18 @@ def test_evaluation_portion_by_portion(disk, monkeypatch):
         traced.append(1)
         return mean_square(params, batch)
 
-    evaluation = fg.Evaluation({"loss": loss}, disk)
+    ratio = fg.Ratio(mean_square, lambda params, batch: batch["y"] ** 2)  # of two sums, not a mean
+    evaluation = fg.Evaluation({"loss": loss, "ratio": ratio}, disk)
     found = evaluation(model, lambda done, there: told.append((done, there)))
     assert told == [(min(n, 40), 40) for n in np.cumsum(sizes).tolist()]
     assert len(traced) <= 4
     before = len(traced)
     again = evaluation(jax.tree.map(lambda x: 2 * x, model))
     assert len(traced) == before and again["loss"] != found["loss"]
-    wanted = fg.Evaluation({"loss": mean_square}, MEMORY)(model)
-    np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-6)
-    assert found["loss"].dtype == wanted["loss"].dtype
+    wanted = fg.Evaluation({"loss": mean_square, "ratio": ratio}, MEMORY)(model)
+    for name in ("loss", "ratio"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6)
+        assert found[name].dtype == wanted[name].dtype
     models = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), model)
     both = evaluation.side_by_side()(models)
     assert both["loss"].tolist() == [found["loss"], again["loss"]]
@@ -204,7 +206,8 @@ def test_evaluation_portion_by_portion(disk, monkeypatch):
 
 def test_portions_in_fit(disk, monkeypatch, capsys):
     monkeypatch.setattr(on_disk, "PORTION", disk.bytes // 6)
-    monkeypatch.setattr(progress.Plain, "seconds", 0.0)
+    plain = progress._plain
+    monkeypatch.setattr(progress, "_plain", lambda rounds: plain(rounds)._replace(seconds=0.0))
     found, wanted = (
         train(LINE, c, evaluate=fg.Evaluation({"loss": mean_square}, c, every=2), progress=True)
         for c in (disk, MEMORY)

@@ -53,7 +53,7 @@ from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
 from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
-from fedgrad.training.evaluation import Evaluation
+from fedgrad.training.evaluation import Evaluation, Ratio
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.history import History
 from fedgrad.training.run_folder import RunFolder, run_folder
@@ -86,6 +86,7 @@ __all__ = [
     "PlanError",
     "Population",
     "Program",
+    "Ratio",
     "Result",
     "RunFolder",
     "Search",

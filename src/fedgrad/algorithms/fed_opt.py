@@ -18,7 +18,7 @@ from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import apply, as_optimizer, start_of
 from fedgrad.algorithms.restarts import require_no_restart
 from fedgrad.clients.examples import Examples
-from fedgrad.core.errors import ArgumentError, known_arguments, nearest
+from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.program import broadcast, client_key, mean, program
 from fedgrad.core.types import Hyper, Key, Params
@@ -79,9 +79,7 @@ def fed_opt(
     client's update, whose mean is given to the server's optimizer by name.
     """
     if weighting not in WEIGHTINGS:
-        raise ArgumentError.here(
-            f"There is no weighting {weighting!r}." + nearest(weighting, list(WEIGHTINGS))
-        )
+        raise ArgumentError.here(f"There is no weighting {weighting!r}.", weighting, WEIGHTINGS)
     ours, work = as_optimizer(server, "server"), as_work(client)
     train = work.training(loss)
     power = {"weight_exponent": 1.0} if weighting == "power" else {}

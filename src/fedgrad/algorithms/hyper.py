@@ -3,6 +3,7 @@
 Each is a number, or a schedule: a function of the round number.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.core.errors import ArgumentError
 from fedgrad.core.primitives import Literal, promoting
 from fedgrad.core.types import Hyper
 
@@ -96,9 +97,7 @@ def select(hyper: Hyper, names: str | Iterable[str]) -> list[str]:
     for name in [names] if isinstance(names, str) else list(names):
         below = [p for p in known if p == name or p.startswith(f"{name}.")]
         if not below:
-            raise ArgumentError.here(
-                f"There is no hyperparameter {name!r}." + nearest(name, list(known))
-            )
+            raise ArgumentError.here(f"There is no hyperparameter {name!r}.", name, known)
         for path in below:
             require_number(path, known[path], "learned")
         chosen += [p for p in below if p not in chosen]
@@ -121,9 +120,7 @@ def replace(hyper: Hyper, values: Mapping[str, Any]) -> Hyper:
     values, _ = _flatten(dict(values), or_none=True)
     for name, value in values.items():
         if name not in known:
-            raise ArgumentError.here(
-                f"There is no hyperparameter {name!r}." + nearest(name, list(known))
-            )
+            raise ArgumentError.here(f"There is no hyperparameter {name!r}.", name, known)
         if value is None:
             raise ArgumentError.here(f"{name!r} is None. Give a number, or leave it out.")
     new = [_checked(name, values.get(name, leaf)) for name, leaf in known.items()]
@@ -164,5 +161,4 @@ def _checked(name: str, leaf: Any) -> Any:
     return Schedule(leaf)
 
 
-def _dotted(path: tuple[Any, ...]) -> str:
-    return ".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
+_dotted = functools.partial(jax.tree_util.keystr, simple=True, separator=".")

@@ -20,7 +20,7 @@ from fedgrad.algorithms.optimizer import (
 )
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
-from fedgrad.core.primitives import accumulator
+from fedgrad.core.primitives import accumulator, promoting
 from fedgrad.core.types import Batch, Hyper, Key, Params
 
 # (params, model of the server, batch, mask, hyper, key) -> (loss, gradient)
@@ -38,6 +38,26 @@ def plain_gradient(loss: Loss) -> Gradient:
         return jax.value_and_grad(lambda p: batch_loss(loss, p, batch, mask, key))(params)
 
     return gradient
+
+
+def plus(correction: Callable[[Params, Params, Hyper], Any]) -> Callable[[Loss], Gradient]:
+    """The gradient of a batch, and what a step follows besides: a function of the model, of the
+    model that the round began with, and of the hyperparameters."""
+
+    def corrected(loss: Loss) -> Gradient:
+        plain = plain_gradient(loss)
+
+        def gradient(
+            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Any
+        ) -> tuple[jax.Array, Any]:
+            value, slope = plain(params, start, batch, mask, hyper, key)
+            with promoting():
+                more = correction(params, start, hyper)
+                return value, jax.tree.map(lambda g, c: (g + c).astype(g.dtype), slope, more)
+
+        return gradient
+
+    return corrected
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import optax
 
 from fedgrad.algorithms.hyper import at, with_schedules
 from fedgrad.algorithms.parametrization import DEFAULT_BOUNDS
-from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.core.errors import ArgumentError
 from fedgrad.core.primitives import promoting
 
 
@@ -56,9 +56,7 @@ def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: An
     known = _signature(make).parameters
     for name in arguments:
         if name not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-            raise ArgumentError.here(
-                f"{make.__name__} has no argument {name!r}." + nearest(name, list(known))
-            )
+            raise ArgumentError.here(f"{make.__name__} has no argument {name!r}.", name, known)
     missing = [
         name
         for name, p in known.items()

@@ -9,7 +9,7 @@ import optax
 
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import BELONGS_TO_LOCAL_TRAINING, WEIGHTINGS, fed_opt, now
-from fedgrad.algorithms.local_training import Gradient, LocalTraining, following, plain_gradient
+from fedgrad.algorithms.local_training import LocalTraining, following, plus
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import optimizer
@@ -18,7 +18,7 @@ from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.primitives import promoting
 from fedgrad.core.program import broadcast, client_key, mean, program, sum
-from fedgrad.core.types import Batch, Hyper, Key, Params
+from fedgrad.core.types import Hyper, Key, Params
 
 
 @jax.tree_util.register_dataclass
@@ -54,18 +54,7 @@ def scaffold(
     x += server_learning_rate mean(y_i - x);                c += |S| / N mean(c_i⁺ - c_i)
     """
 
-    def corrected(loss: Loss) -> Gradient:
-        plain = plain_gradient(loss)
-
-        def gradient(
-            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Any
-        ) -> tuple[jax.Array, Any]:
-            value, slope = plain(params, start, batch, mask, hyper, key)
-            return value, jax.tree.map(jnp.add, slope, hyper["correction"])
-
-        return gradient
-
-    work = following(client, corrected)
+    work = following(client, plus(lambda params, start, hyper: hyper["correction"]))
     _require_sgd(work)
     train, ours = work.training(loss), optimizer(optax.sgd, learning_rate=server_learning_rate)
     plain = fed_opt(loss, server=ours, client=work, weighting=weighting)

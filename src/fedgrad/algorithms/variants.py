@@ -9,17 +9,11 @@ import optax
 from fedgrad.algorithms import server_optimizers
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import BELONGS_TO_LOCAL_TRAINING, fed_opt
-from fedgrad.algorithms.local_training import (
-    Gradient,
-    WholeGradient,
-    following,
-    plain_gradient,
-)
+from fedgrad.algorithms.local_training import Gradient, WholeGradient, following, plus
 from fedgrad.algorithms.objective import Loss, batch_loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.algorithms.scaffold import scaffold
 from fedgrad.core.errors import known_arguments
-from fedgrad.core.primitives import promoting
 from fedgrad.core.types import Batch, Hyper, Params
 
 variant = known_arguments(BELONGS_TO_LOCAL_TRAINING)
@@ -116,23 +110,11 @@ def fed_prox(
 ) -> Algorithm:
     """FedProx (Li et al. 2020): clients minimise F_i(w) + proximal_weight/2 |w - w_server|²."""
 
-    def proximal(loss: Loss) -> Gradient:
-        plain = plain_gradient(loss)
-
-        def gradient(
-            params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Any
-        ) -> tuple[jax.Array, Any]:
-            value, slope = plain(params, start, batch, mask, hyper, key)
-            weight = hyper["proximal_weight"]
-            with promoting():
-                return value, jax.tree.map(
-                    lambda g, w, w0: (g + weight * (w - w0)).astype(g.dtype), slope, params, start
-                )
-
-        return gradient
+    def proximal(params: Params, start: Params, hyper: Hyper) -> Any:
+        return jax.tree.map(lambda w, w0: hyper["proximal_weight"] * (w - w0), params, start)
 
     server = optimizer(optax.sgd, learning_rate=server_learning_rate)
-    client, hyper = following(client, proximal), {"proximal_weight": proximal_weight}
+    client, hyper = following(client, plus(proximal)), {"proximal_weight": proximal_weight}
     return fed_opt(loss, server=server, client=client, weighting=weighting, hyper=hyper)
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from fedgrad.cli import explain, report, reproduce, tune
+from fedgrad.cli import data, explain, report, reproduce, tune
 from fedgrad.core.errors import ArgumentError, FederatedError, caller, nearest
 
 FEDGRAD = """\
@@ -21,6 +21,7 @@ Federated automatic differentiation on JAX: training that tunes itself.
   fedgrad reproduce client-weighting --quick   an experiment of the paper, its claims checked
   fedgrad report out/synthetic-fedavgm         make the report of a run again
   fedgrad explain examples.class_one:loss      what differentiating a program costs
+  fedgrad data prepare emnist --from F --out D   convert the data of a task once
 
 `fedgrad COMMAND --help` tells more.
 """
@@ -84,7 +85,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
-    for module in (tune, reproduce, report, explain):
+    for module in (tune, reproduce, report, explain, data):
         module.add_command(commands)
     _add_federation(commands)
     return parser, commands.choices

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedgrad.cli import options as read
 from fedgrad.experiments import EXPERIMENTS, Reproduction, reproduce
-from fedgrad.experiments.claims import score
+from fedgrad.experiments.results import score
 from fedgrad.report.write import write_experiment_report
 from fedgrad.training.files import RunFolderError
 

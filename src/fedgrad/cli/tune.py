@@ -32,7 +32,9 @@ same clients in the same order, and compare.
   fedgrad tune synthetic --algorithm fedavg --weighting power --learn weight_exponent \\
       --hyper-optimizer adam
 
-tasks:       {", ".join(sorted(TASKS))}
+tasks:       {", ".join(sorted(TASKS)[:5])},
+             {", ".join(sorted(TASKS)[5:])},
+             or module:name of a fg.tasks.Task of your own
 algorithms:  {", ".join(sorted(ALGORITHMS)[:8])},
              {", ".join(sorted(ALGORITHMS)[8:])}
 
@@ -49,7 +51,7 @@ def add_command(commands: Any) -> None:
     )
     add = command.add_argument
     # fmt: off
-    add("task", metavar="TASK", type=read.one_of("task", TASKS), help="what to learn")
+    add("task", metavar="TASK", type=_task, help="what to learn")
     add("--algorithm", metavar="NAME", type=read.one_of("algorithm", ALGORITHMS),
         help="default: fedavgm")
     add("--learn", metavar="NAMES", type=read.names,
@@ -74,8 +76,10 @@ def add_command(commands: Any) -> None:
     add = command.add_argument_group("how it is learned").add_argument
     add("--schedule", metavar="NAME", type=read.one_of("schedule", ("parallel", "serial")),
         help="parallel (default): in the round that trains; serial: in a second one after it")
-    add("--gradient-from", metavar="WHO", type=read.one_of("gradient cohort", ("fresh", "same")),
-        help="whose loss counts: fresh clients' (default), or the same that train")
+    add("--gradient-from", metavar="WHO",
+        type=read.one_of("gradient cohort", ("fresh", "same", "validation")),
+        help="whose loss counts: fresh clients' (default), those that train (same), or those of "
+        "the task's validation")
     add("--parametrization", metavar="FORM", type=read.forms,
         help=f"{', '.join(FORMS)} (default: linear), for all or NAME=FORM,...")
     add("--bounds", metavar="NAME=LOW:HIGH", type=read.ranges, action=read.Merge,
@@ -99,6 +103,11 @@ def add_command(commands: Any) -> None:
     command.set_defaults(run=run)
 
 
+def _task(word: str) -> str:
+    """A name of the table, or module:name."""
+    return word if ":" in word else read.one_of("task", TASKS)(word)
+
+
 def tuning(options: argparse.Namespace) -> Tuning:
     """What is asked for; what is not said is left to its default."""
     given = {f.name: getattr(options, f.name) for f in fields(Tuning)}
@@ -109,9 +118,11 @@ def run(options: argparse.Namespace) -> int:
     """Train, report, and say how it went."""
     asked = tuning(options)
     prepared = prepare(asked)
-    folder = options.out or Path("out") / f"{asked.task}-{asked.algorithm}"
+    folder = options.out or Path("out") / f"{asked.task.replace(':', '.')}-{asked.algorithm}"
     rounds = options.rounds or prepared.task.defaults.rounds
     watched = not (options.quiet or options.json)
+    if watched and prepared.task.about:
+        print(f"{asked.task}: {prepared.task.about}.", file=sys.stderr)
     try:
         for name in (LEARNED, FIXED) if options.compare else (LEARNED,):
             out = folder if name == LEARNED else folder / FIXED

@@ -82,9 +82,10 @@ class Prepared:
         progress: bool,
     ) -> None:
         """Run one of the algorithms; the clients it sees are those that the other one sees."""
-        test = Evaluation(
+        who = "train" if self.task.test is None else "test"
+        evaluation = Evaluation(
             {"loss": self.task.loss, **self.task.metrics},
-            self.task.test,
+            getattr(self.task, who),
             every=eval_every or max(1, rounds // EVALUATIONS),
         )
         config = {**asdict(self.asked), "command": self.command}
@@ -95,7 +96,7 @@ class Prepared:
             rounds=rounds,
             cohort_size=self.asked.cohort,
             key=jax.random.key(self.asked.seed),
-            evaluate={"test": test},
+            evaluate={who: evaluation},
             out=run_folder(out, resume=resume, config={"tune": config}),
             progress=progress,
         )
@@ -155,12 +156,24 @@ def prepare(asked: Tuning) -> Prepared:
         _forms(asked, names_of.select(fixed.hyper, learn)),
         _optimizer(asked),
         schedule=asked.schedule,  # type: ignore[arg-type]
-        gradient_from=asked.gradient_from,  # type: ignore[arg-type]
+        gradient_from=_judges(asked, made),
         mode=asked.mode,  # type: ignore[arg-type]
     )
     algorithms = {LEARNED: learned.starting(asked.set), FIXED: fixed.starting(asked.set)}
     asked = replace(asked, learn=names_of.select(algorithms[FIXED].hyper, learn))
     return Prepared(asked, made, algorithms, command)
+
+
+def _judges(asked: Tuning, made: Task) -> Any:
+    """Whose loss says how good hyperparameters are."""
+    if asked.gradient_from != "validation":
+        return asked.gradient_from
+    if made.validation is None:
+        raise ArgumentError(
+            f"--gradient-from validation: {asked.task} has no validation clients. Give it some, "
+            "such as --task-option validation=0.1."
+        )
+    return made.validation
 
 
 def _optimizer(asked: Tuning) -> optax.GradientTransformation:

@@ -19,10 +19,10 @@ class FederatedError(Exception):
     """Base class of every error that fedgrad raises on purpose."""
 
     @classmethod
-    def here(cls, message: str, name: str = "", known: Iterable[str] = ()) -> Self:
+    def here(cls, message: str, name: str | None = None, known: Iterable[str] = ()) -> Self:
         """The error, with the line of the user's code that is calling us now; of a `name` that is
         not `known`, with the nearest that is."""
-        return cls(f"{caller()}: {message}" + (nearest(name, list(known)) if name else ""))
+        return cls(f"{caller()}: {message}" + ("" if name is None else nearest(name, list(known))))
 
 
 class PlacementError(FederatedError):

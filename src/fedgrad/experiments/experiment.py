@@ -10,9 +10,7 @@ from typing import Any
 from rich.console import Console
 
 import fedgrad as fg
-from fedgrad.experiments.claims import Claim, report
-from fedgrad.experiments.results import ExperimentError, Results
-from fedgrad.experiments.tables import Table
+from fedgrad.experiments.results import Claim, ExperimentError, Results, Table, report
 
 Progress = bool | Console  # as for fg.fit
 
@@ -83,6 +81,15 @@ def show(experiment: Experiment, results: Results, out: Path) -> Reproduction:
         figure.save(out / f"{name}.svg")
     (out / "results.txt").write_text(shown.text() + "\n", encoding="utf-8")
     return shown
+
+
+def evaluations_of(task: fg.tasks.Task, every: int) -> dict[str, fg.Evaluation]:
+    """What is measured of a model: the loss on what it trains on, the metrics on what it does not
+    see."""
+    return {
+        "train": fg.Evaluation({"loss": task.loss}, task.train, every=every),
+        "test": fg.Evaluation(task.metrics, task.test, every=every),
+    }
 
 
 def announce(progress: Progress, message: str) -> None:

@@ -1,7 +1,7 @@
-"""What an experiment leaves behind: numbers, and what is needed to draw them again."""
+"""What an experiment leaves behind: numbers, and of these tables and claims that are judged."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,3 +53,59 @@ def load(folder: Path) -> Results:
         raise ExperimentError.here(
             f"There are no readable results in {folder}: {error}. Run the experiment there again."
         ) from error
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of words under a header; the first column names the row."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self) -> str:
+        """For a terminal."""
+        lines = [self.header, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
+
+        def line(cells: Sequence[str]) -> str:
+            first, *rest = zip(cells, widths, strict=True)
+            return "  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]).rstrip()
+
+        ruled = "-" * len(line(["-" * w for w in widths]))
+        return "\n".join([self.title, line(self.header), ruled, *map(line, self.rows)])
+
+    def markdown(self) -> str:
+        """For a page; the title is left to its text."""
+        ruled = ["---", *["---:"] * (len(self.header) - 1)]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (self.header, ruled, *self.rows))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, whether it holds here, and the numbers that decide.
+
+    `holds` is None for a statement about something that this experiment does not run.
+    """
+
+    statement: str
+    holds: bool | None
+    evidence: str
+
+    @property
+    def verdict(self) -> str:
+        """In one word."""
+        return {True: "holds", False: "DOES NOT HOLD", None: "not tested"}[self.holds]
+
+
+def report(claims: Iterable[Claim]) -> str:
+    """The claims as text, one paragraph each, and how many hold."""
+    claims = list(claims)
+    paragraphs = [f"[{c.verdict}] {c.statement}\n    {c.evidence}" for c in claims]
+    return "\n".join([*paragraphs, f"{score(claims)}."])
+
+
+def score(claims: Iterable[Claim]) -> str:
+    """`6 of 7 tested claims hold`."""
+    tested = [claim.holds for claim in claims if claim.holds is not None]
+    return f"{sum(tested)} of {len(tested)} tested claims hold"

@@ -3,8 +3,8 @@
 import json
 from dataclasses import asdict
 
-from fedgrad.experiments.claims import Claim, score
 from fedgrad.experiments.experiment import Experiment, Reproduction
+from fedgrad.experiments.results import Claim, score
 from fedgrad.report.charts import html
 from fedgrad.report.page import Section, again, listing, page, table, versions
 from fedgrad.report.words import said

@@ -1,23 +1,72 @@
-"""Tasks by name."""
+"""Tasks by name: those of this table, and a user's own as module:name."""
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedgrad.core.errors import nearest
+from fedgrad.core.imported import imported
+from fedgrad.tasks.cifar100 import cifar100
+from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.digits import digits
+from fedgrad.tasks.emnist import emnist
+from fedgrad.tasks.shakespeare import shakespeare
+from fedgrad.tasks.stackoverflow_tags import stackoverflow_tags
+from fedgrad.tasks.stackoverflow_words import stackoverflow_words
 from fedgrad.tasks.synthetic import synthetic
-from fedgrad.tasks.task import Task, TaskError
+from fedgrad.tasks.task import Task
 
-TASKS: Mapping[str, Callable[..., Task]] = {"digits": digits, "synthetic": synthetic}
+TASKS: Mapping[str, Callable[..., Task]] = {
+    "cifar100": cifar100,
+    "digits": digits,
+    "emnist": emnist,
+    "shakespeare": shakespeare,
+    "stackoverflow_tags": stackoverflow_tags,
+    "stackoverflow_words": stackoverflow_words,
+    "synthetic": synthetic,
+}
 
 
 def task(name: str, **options: Any) -> Task:
-    """The task of this name, made with these options (those of its function in `TASKS`)."""
+    """The task of this name, made with these options (those of its function in `TASKS`).
+
+    One of your own is `module:name`, of a `Task` or of a function that makes one.
+    """
+    if ":" in name:
+        return _own(name, options)
     if name not in TASKS:
-        raise TaskError.here(f"There is no task {name!r}.{nearest(name, list(TASKS))}")
-    known = list(inspect.signature(TASKS[name]).parameters)
-    for option in options:
-        if option not in known:
-            raise TaskError.here(f"Task {name!r} has no option {option!r}.{nearest(option, known)}")
+        raise TaskError.here(
+            f"There is no task {name!r} (one of your own is module:name)."
+            f"{nearest(name, list(TASKS))}"
+        )
+    _require_options(name, TASKS[name], options)
     return TASKS[name](**options)
+
+
+def _own(name: str, options: dict[str, Any]) -> Task:
+    _, made = imported(name, "a task as module:name")
+    if isinstance(made, Task) and options:
+        raise TaskError.here(
+            f"{name} is a Task as it is, so {', '.join(options)} has no effect. Name a function "
+            "that takes it and gives a Task."
+        )
+    if not isinstance(made, Task) and callable(made):
+        _require_options(name, made, options)
+        made = made(**options)
+    if not isinstance(made, Task):
+        raise TaskError.here(
+            f"{name} is neither a Task nor a function that gives one, but {type(made).__name__}. "
+            "See fg.tasks.Task."
+        )
+    return made if made.name else replace(made, name=name)
+
+
+def _require_options(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(make).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for option in options:
+        if option not in parameters:
+            known = list(parameters)
+            raise TaskError.here(f"Task {name!r} has no option {option!r}.{nearest(option, known)}")

@@ -1,4 +1,4 @@
-"""Split an ordinary data set over clients: evenly, by Dirichlet, or a few classes for each.
+"""Split an ordinary data set over clients: evenly, by labels in one of three ways, or by a column.
 
 Each way gives one array of example indices per client. Together they are a partition: no example is
 lost, none is given twice, and no client is left without.
@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.tasks.task import TaskError
+from fedgrad.tasks.contract import TaskError
 
 
 def iid(labels: Any, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -73,6 +73,62 @@ def pathological(
     return _parts(owner, clients)
 
 
+def pachinko(
+    labels: Any,
+    superclasses: Any,
+    clients: int,
+    rng: np.random.Generator,
+    concentrations: tuple[float, float] = (0.1, 10.0),
+) -> list[np.ndarray]:
+    """To each client the same number (or one more), by Pachinko allocation (Li and McCallum), as
+    federated CIFAR-100 is split: a client draws how much it likes every superclass, and every class
+    within, from Dirichlet distributions of these two concentrations; then examples, each by
+    superclass and class, until they run out.
+    """
+    labels = _checked(labels, clients, at_least=1)
+    above = np.asarray(superclasses)
+    if above.shape != labels.shape:
+        raise TaskError.here(
+            f"Every label has a superclass: got {labels.shape} labels, {above.shape} superclasses."
+        )
+    if not min(concentrations) > 0:
+        raise TaskError.here(f"A concentration is positive, got {concentrations}.")
+    classes, label = np.unique(labels, return_inverse=True)
+    tops, top_of_example = np.unique(above, return_inverse=True)
+    top = np.empty(len(classes), int)
+    top[label] = top_of_example
+    if (top[label] != top_of_example).any():
+        raise TaskError.here("A class has one superclass; got examples of a class in several.")
+    waiting = [list(rng.permutation(np.flatnonzero(label == c))) for c in range(len(classes))]
+    left = np.array([len(examples) for examples in waiting])
+    left_above = np.bincount(top, left)
+    inside = [np.flatnonzero(top == t) for t in range(len(tops))]
+    parts = []
+    for size in (len(part) for part in np.array_split(labels, clients)):
+        likes = rng.dirichlet(np.full(len(tops), concentrations[0]))
+        within = [rng.dirichlet(np.full(len(members), concentrations[1])) for members in inside]
+        mine = []
+        for _ in range(size):
+            t = _drawn(likes, left_above > 0, rng)
+            c = inside[t][_drawn(within[t], left[inside[t]] > 0, rng)]
+            left[c] -= 1
+            left_above[t] -= 1
+            mine.append(waiting[c].pop())
+        parts.append(np.sort(np.array(mine, int)))
+    return parts
+
+
+def by_column(values: Any) -> list[np.ndarray]:
+    """A client for each value of a column, such as who wrote it, in the order of `np.unique`."""
+    values = np.asarray(values)
+    if values.ndim != 1 or not len(values):
+        raise TaskError.here(
+            f"A column is a vector, one value per example, got shape {values.shape}."
+        )
+    _, owner = np.unique(values, return_inverse=True)
+    return _grouped(owner)
+
+
 def divide(examples: Any, parts: list[np.ndarray]) -> list[Any]:
     """The examples (a pytree of arrays with one row each) of each client, for `fg.population`."""
     return [jax.tree.map(lambda leaf: np.asarray(leaf)[part], examples) for part in parts]  # noqa: B023
@@ -127,6 +183,18 @@ def _shards_per_class(sizes: np.ndarray, clients: int, classes_per_client: int) 
         per_shard = np.where(shards < most, sizes / shards, -1.0)
         shards[int(per_shard.argmax())] += 1
     return shards
+
+
+def _drawn(shares: np.ndarray, possible: np.ndarray, rng: np.random.Generator) -> int:
+    """An index by its share of those that are possible; all the same, if those have no share."""
+    shares = np.where(possible, shares, 0.0)
+    if not shares.sum() > 0:
+        shares = possible.astype(float)
+    return int(np.searchsorted(np.cumsum(shares), rng.random() * shares.sum(), side="right"))
+
+
+def _grouped(owner: np.ndarray) -> list[np.ndarray]:
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
 
 
 def _parts(owner: np.ndarray, clients: int) -> list[np.ndarray]:

@@ -13,7 +13,8 @@ import numpy as np
 from fedgrad.clients.in_memory import population
 from fedgrad.core.types import Key
 from fedgrad.tasks import classifier, split
-from fedgrad.tasks.task import Defaults, Task, TaskError
+from fedgrad.tasks.contract import Defaults, TaskError
+from fedgrad.tasks.task import Task
 
 FEATURES, CLASSES = 60, 10
 

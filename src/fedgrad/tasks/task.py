@@ -1,39 +1,41 @@
-"""What a task is: clients with training and test examples, a model, and its loss."""
+"""What a task is: clients with examples, a model, and its loss."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import FederatedError
+from fedgrad.tasks.contract import Defaults, PerExample, require_task
 
-PerExample = Callable[[Any, Any], jax.Array]  # (params, batch) -> one number per example
-
-
-class TaskError(FederatedError):
-    """A task is unknown, or cannot be made as asked for."""
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """Settings with which a task trains well, to start from."""
-
-    cohort_size: int
-    batch_size: int
-    client_learning_rate: float
-    rounds: int
+_USUAL = Defaults()
 
 
 @dataclass(frozen=True)
 class Task:
-    """A learning problem over clients. `train` and `test` hold the same clients' examples."""
+    """A learning problem over clients: their examples, `init(key) -> params`, and the loss of each
+    example of a batch, `loss(params, batch)` or, if it is random, `loss(params, batch, key)`.
 
-    name: str
+        Task(train=fg.population(clients), init=init, loss=loss)
+
+    `test` has examples to evaluate on; `validation` has clients of its own, whose loss can be what
+    hyperparameters are learned by. `metrics`: like the loss, by name. `about` says in a sentence
+    what the data are. All of it is checked at once.
+    """
+
     train: Population
-    test: Population
     init: Callable[[jax.Array], Any]
     loss: PerExample
-    metrics: Mapping[str, PerExample]
-    defaults: Defaults
+    test: Population | None = None
+    validation: Population | None = None
+    metrics: Mapping[str, PerExample] = field(default_factory=dict)
+    defaults: Defaults = _USUAL
+    name: str = ""
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        if self.defaults is _USUAL and isinstance(self.train, Population):
+            fitting = replace(_USUAL, cohort_size=min(_USUAL.cohort_size, len(self.train)))
+            object.__setattr__(self, "defaults", fitting)
+        require_task(self)

@@ -50,7 +50,7 @@ def describe(course: Course, state: State, settings: Mapping[str, Any]) -> dict[
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two descriptions, as sentences."""
-    old, new = ({k: v for k, v in names_of.paths(c).items()} for c in (then, now))
+    old, new = names_of.paths(then), names_of.paths(now)
     free = list(FREE)
     if then.get("versions") != now.get("versions"):
         # Other versions write the same program in other words, and round in other places.

@@ -26,6 +26,20 @@ Progress = Callable[[int, int], None]  # (clients that are done, of how many)
 Metric = Callable[..., Any]
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """A metric that is a ratio of two sums over all examples, such as tokens that are right over
+    tokens: `Ratio(right, tokens)`, two functions `(params, batch)` with one number per example."""
+
+    part: Metric
+    whole: Metric
+
+    def __call__(self, params: Params, batch: Batch) -> jax.Array:
+        """The ratio of each example; 0 where there is nothing."""
+        part, whole = self.part(params, batch), self.whole(params, batch)
+        return part / jnp.where(whole == 0, 1, whole).astype(part.dtype)
+
+
 class Evaluation:
     """A function of the model that gives metrics by name, every so many rounds of training.
 
@@ -33,11 +47,11 @@ class Evaluation:
         fg.Evaluation(lambda params: {"norm": jnp.linalg.norm(params["w"])}, every=1)
 
     With `clients`: the mean of metrics over all their examples. `metrics` are functions
-    `(params, batch)` that give one number per example, by name. It is a program, in which only sums
-    leave a client; `batch_size` is how many examples a client works on at a time, 100 if nothing is
-    said. Clients on disk that are too many for the device are gone over portion by portion; a
-    cohort, such as `clients.sample(key, 1000)`, is a sample of them, always the same. Without
-    clients it is a function of the model, whatever that does.
+    `(params, batch)` that give one number per example (or an `fg.Ratio` of two), by name. It is a
+    program, in which only sums leave a client; `batch_size` is how many examples a client works on
+    at a time, 100 if nothing is said. Clients on disk that are too many for the device are gone
+    over portion by portion; a cohort, such as `clients.sample(key, 1000)`, is a sample of them,
+    always the same. Without clients it is a function of the model, whatever that does.
     """
 
     def __init__(
@@ -72,27 +86,32 @@ class Evaluation:
             )
         batch_size = 100 if batch_size is None else batch_size
         require_whole("batch_size", batch_size)
-        self.program, self.clients = _means(metrics, batch_size), clients
+        self.program, self.of = _means(metrics, batch_size), clients
+
+    @property
+    def clients(self) -> Any:
+        """The cohort of all whose examples count."""
+        return self.of.everyone if isinstance(self.of, Population) else self.of
 
     def __call__(self, params: Params, progress: Progress | None = None) -> Mapping[str, Any]:
         """The metrics of a model. `progress` is told how many clients are done, of how many, where
         they are not all asked at once."""
         if self.program is None:
             return self.function(params)
-        if not isinstance(self.clients, Population):
-            return self.program(params, self.clients)
-        with closing(self.clients.portions()) as portions:
+        if not isinstance(self.of, Population):
+            return self.program(params, self.of)[0]
+        with closing(self.of.portions()) as portions:
             first = next(portions)
-            if len(first) == len(self.clients):
-                return self.program(params, first)
-            found, done = [], 0
+            if len(first) == len(self.of):
+                return self.program(params, first)[0]
+            sums, done = [], 0
             for portion in itertools.chain([first], portions):
-                found.append((self.program(params, portion), portion.count))
-                jax.block_until_ready(found[-2:-1])  # one is computed, and no more are in line
+                sums.append(self.program(params, portion)[1])
+                jax.block_until_ready(sums[-2:-1])  # one is computed, and no more are in line
                 done += len(portion)
                 if progress is not None:
-                    progress(done, len(self.clients))
-            return _mean(found)
+                    progress(done, len(self.of))
+            return _quotients(sums)
 
     def on(self, executor: Executor) -> "Evaluation":
         """The same evaluation, run by another executor."""
@@ -182,20 +201,29 @@ class Evaluations:
         return found
 
 
-def _mean(found: list[tuple[Any, Any]]) -> Any:
-    """The mean over all examples, of means over some of them and how many each client has."""
-    weights = [float(np.asarray(counts).sum(dtype=np.int64)) for _, counts in found]
+def _quotients(sums: list[dict[str, tuple[Any, Any]]]) -> dict[str, np.ndarray]:
+    """The metrics of all portions together, of the sums of each."""
 
-    def mean(*parts: Any) -> np.ndarray:
-        total = np.average(np.asarray(parts, np.float64), axis=0, weights=weights)
-        return np.asarray(total, parts[0].dtype)
+    def total(parts: Any) -> np.ndarray:
+        return np.asarray(parts, np.float64).sum(0)
 
-    return jax.tree.map(mean, *(means for means, _ in found))
+    def quotient(name: str) -> np.ndarray:
+        tops, bottoms = zip(*(portion[name] for portion in sums), strict=True)
+        with np.errstate(divide="ignore", invalid="ignore"):  # as on the device
+            return np.asarray(total(tops) / total(bottoms), tops[0].dtype)
+
+    return {name: quotient(name) for name in sums[0]}
 
 
 def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
+    summed = dict(metrics)
+    for name, metric in metrics.items():
+        if isinstance(metric, Ratio):
+            summed |= {name: metric.part, _whole(name): metric.whole}
+
     @program(clients=CLIENTS)
-    def evaluate(params: Params, clients: Any) -> dict[str, jax.Array]:
+    def evaluate(params: Params, clients: Any) -> Any:
+        """The metrics by name, and of each the two sums whose quotient it is."""
         examples = Examples.of(clients)
         params = broadcast(params)
 
@@ -204,15 +232,20 @@ def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
         ) -> dict[str, jax.Array]:
             return {
                 name: totals[name] + _total(metric, params, batch, mask)
-                for name, metric in metrics.items()
+                for name, metric in summed.items()
             }
 
         zero = jnp.zeros((), accumulator(params))
-        totals = sum(examples.fold(add, dict.fromkeys(metrics, zero), batch_size))
-        count = sum(examples.count)
-        return {name: total / count.astype(total.dtype) for name, total in totals.items()}
+        totals = sum(examples.fold(add, dict.fromkeys(summed, zero), batch_size))
+        count = sum(examples.count).astype(zero.dtype)
+        sums = {name: (totals[name], totals.get(_whole(name), count)) for name in metrics}
+        return {name: top / bottom for name, (top, bottom) in sums.items()}, sums
 
     return evaluate
+
+
+def _whole(name: str) -> str:
+    return f"{name}: whole"
 
 
 def _total(metric: Metric, params: Params, batch: Batch, mask: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.core.errors import FederatedError, nearest
+from fedgrad.core.errors import FederatedError
 
 
 class MetricError(FederatedError, KeyError):
@@ -75,9 +75,7 @@ class History(Mapping[str, np.ndarray]):
 
     def _column(self, name: str) -> "_Column":
         if name not in self._columns:
-            raise MetricError.here(
-                f"There is no metric {name!r} in this history." + nearest(name, list(self))
-            )
+            raise MetricError.here(f"There is no metric {name!r} in this history.", name, self)
         return self._columns[name]
 
 

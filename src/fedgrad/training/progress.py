@@ -2,26 +2,24 @@
 
 import sys
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics
+from fedgrad.show.numbers import number
 
 SHOWN = 4  # hyperparameters, at most
 
 
-class Line(Protocol):
+class Line(NamedTuple):
     """Where the line of a display is drawn, and how often."""
 
-    seconds: float
-
-    def draw(self, round: int, values: str, pace: str) -> None:
-        """Show this."""
-
-    def close(self) -> None:
-        """Training is over."""
+    draw: Callable[[int, str, str], None]  # a round, its values, the pace
+    seconds: float  # between two times
+    close: Callable[[], None] = lambda: None
 
 
 class Display:
@@ -84,57 +82,41 @@ def display(progress: Any, first: int, rounds: int, clients: int) -> Display:
 
     console = progress if isinstance(progress, Console) else Console(stderr=True)
     live = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
-    line = Live(console, first, rounds) if live else Plain(rounds)
+    line = _live(console, first, rounds) if live else _plain(rounds)
     return Display(line, first, clients, rounds)
 
 
-class Live:
+def _live(console: Any, first: int, rounds: int) -> Line:
     """A line that changes; its own thread draws it, a few times a second."""
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    seconds = 0.1
+    bar = Progress(
+        TextColumn("round {task.completed:,}/{task.total:,}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[values]}", markup=False),
+        TextColumn("{task.fields[pace]}", style="dim", markup=False),
+        console=console,
+        refresh_per_second=5,
+        # What goes into a file is not to be mixed with what goes to the terminal.
+        redirect_stdout=sys.stdout.isatty(),
+    )
+    task = bar.add_task("", total=rounds, completed=first, values="compiling", pace="")
+    bar.start()
 
-    def __init__(self, console: Any, first: int, rounds: int) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
+    def draw(round: int, values: str, pace: str) -> None:
+        bar.update(task, completed=round, values=values, pace=pace)
 
-        self.bar = Progress(
-            TextColumn("round {task.completed:,}/{task.total:,}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[values]}", markup=False),
-            TextColumn("{task.fields[pace]}", style="dim", markup=False),
-            console=console,
-            refresh_per_second=5,
-            # What goes into a file is not to be mixed with what goes to the terminal.
-            redirect_stdout=sys.stdout.isatty(),
-        )
-        self.task = self.bar.add_task(
-            "", total=rounds, completed=first, values="compiling", pace=""
-        )
-        self.bar.start()
-
-    def draw(self, round: int, values: str, pace: str) -> None:
-        """Change the line."""
-        self.bar.update(self.task, completed=round, values=values, pace=pace)
-
-    def close(self) -> None:
-        """Leave it where it is."""
-        self.bar.stop()
+    return Line(draw, 0.1, bar.stop)
 
 
-class Plain:
+def _plain(rounds: int) -> Line:
     """A line of text every half minute, and one at the end."""
 
-    seconds = 30.0
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def draw(self, round: int, values: str, pace: str) -> None:
-        """Print it."""
-        parts = filter(None, (f"round {round:,}/{self.rounds:,}", values, pace))
+    def draw(round: int, values: str, pace: str) -> None:
+        parts = filter(None, (f"round {round:,}/{rounds:,}", values, pace))
         print(" · ".join(parts), file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        """Nothing is left to do."""
+    return Line(draw, 30.0)
 
 
 def round_up(seconds: float) -> str:
@@ -148,17 +130,15 @@ def values(metrics: Metrics) -> str:
     """The loss and the hyperparameters; of trials side by side, from the least to the most."""
     numbers = ({} if metrics.loss is None else {"loss": metrics.loss}) | dict(metrics.hyper)
     most = SHOWN + ("loss" in numbers)
-    shown = [f"{name} {_number(value)}" for name, value in list(numbers.items())[:most]]
+    shown = [f"{name} {_range(value)}" for name, value in list(numbers.items())[:most]]
     if len(numbers) > most:
         shown.append(f"and {len(numbers) - most} more")
     return " · ".join(shown)
 
 
-def _number(value: Any) -> str:
-    array = np.asarray(value, float).ravel()
-    if array.size == 1:
-        return f"{array[0]:.4g}"
-    finite = array[np.isfinite(array)]
-    if not finite.size:
-        return "not finite"
-    return f"{finite.min():.4g} to {finite.max():.4g}"
+def _range(value: Any) -> str:
+    values = np.asarray(value, float).ravel()
+    finite = values[np.isfinite(values)]
+    if values.size == 1 or not finite.size:
+        return number(values[0])
+    return f"{number(finite.min())} to {number(finite.max())}"

@@ -4,13 +4,13 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
 from fedgrad.core.types import State
 from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.training import checkpoint
@@ -25,21 +25,6 @@ SHARE = 50  # saving may take one part in so many of the time
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run is kept, and how. Make one with `fg.run_folder`."""
-
-    path: Path
-    every: int | None = None
-    resume: bool = True
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-
-def run_folder(
-    path: str | os.PathLike[str],
-    *,
-    every: int | None = None,
-    resume: bool = True,
-    config: Mapping[str, Any] = {},
-) -> RunFolder:
     """A folder for config.json, history.jsonl and the checkpoint of a run: `fg.fit(..., out=)`.
 
     The checkpoint is written every so many rounds (by default about twice a minute), at the end,
@@ -47,13 +32,23 @@ def run_folder(
     on from it, and ends exactly as if it had never been interrupted. `config` is written into
     config.json too.
     """
-    if every is not None:
-        require_whole("every", every)
-    try:
-        json.dumps(config)
-    except TypeError as error:
-        raise ArgumentError.here(f"config= is written as JSON: {error}.") from None
-    return RunFolder(Path(path), every, resume, dict(config))
+
+    path: str | os.PathLike[str]
+    _: KW_ONLY
+    every: int | None = None
+    resume: bool = True
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.every is not None:
+            require_whole("every", self.every)
+        try:
+            json.dumps(self.config)
+        except TypeError as error:
+            raise ArgumentError.here(f"config= is written as JSON: {error}.") from None
+
+
+run_folder = known_arguments()(RunFolder)
 
 
 class Keeping:
@@ -106,9 +101,8 @@ class Keeping:
         if self.folder is None or not self.writes or self.saved == round:
             return
         start = time.monotonic()
-        checkpoint.save(
-            self.folder.path, Checkpoint(round, state, history.until(round), self.config)
-        )
+        now = Checkpoint(round, state, history.until(round), self.config)
+        checkpoint.save(Path(self.folder.path), now)
         self.saved, end = round, time.monotonic()
         self.states = (state, *self.states[:1])  # so nodes keep what both checkpoints need
         self.due = end + max(CHECKPOINT_SECONDS, SHARE * (end - start))

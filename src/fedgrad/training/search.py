@@ -17,7 +17,7 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.clients.population import Population
 from fedgrad.clients.sampling import read_key
-from fedgrad.core.errors import ArgumentError, nearest, require_whole
+from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.types import Hyper, Key, Params
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
@@ -91,10 +91,8 @@ class Trials:
     def check(self, metrics: Iterable[str] | None) -> None:
         """Refuse an evaluation that does not give the objective, as far as it is known."""
         if metrics is not None and self.objective not in metrics:
-            raise ArgumentError.here(
-                f"evaluate= gives no metric {self.objective!r}."
-                + nearest(self.objective, list(metrics))
-            )
+            message = f"evaluate= gives no metric {self.objective!r}."
+            raise ArgumentError.here(message, self.objective, metrics)
 
     def ends(self, rounds: int) -> list[int]:
         """For how long the trials are trained that reach each of the rungs."""
@@ -195,7 +193,7 @@ def _drawn(
     for name in space:
         names_of.require_number(name, scheduled.get(name), "drawn")
         if name not in known:
-            raise ArgumentError.here(f"There is no hyperparameter {name!r}." + nearest(name, known))
+            raise ArgumentError.here(f"There is no hyperparameter {name!r}.", name, known)
         if not callable(space[name]):
             raise ArgumentError.here(
                 f"space={{{name!r}: {space[name]!r}}}: give a range, such as "

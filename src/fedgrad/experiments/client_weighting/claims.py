@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from fedgrad.experiments.claims import Claim
 from fedgrad.experiments.client_weighting.training import SCHEDULES
-from fedgrad.experiments.results import Results
+from fedgrad.experiments.results import Claim, Results
 
 EARLY = 0.1  # of all rounds
 MUCH = 0.1  # a difference in loss

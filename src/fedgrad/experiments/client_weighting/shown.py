@@ -7,8 +7,7 @@ import numpy as np
 
 import fedgrad as fg
 from fedgrad.experiments.client_weighting.training import SCHEDULES
-from fedgrad.experiments.results import Results
-from fedgrad.experiments.tables import Table
+from fedgrad.experiments.results import Results, Table
 
 # name of the curve: (what it is called, its colour, its stroke)
 STYLES: dict[str, tuple[str, str, Any]] = {

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import fedgrad as fg
-from fedgrad.experiments.experiment import Progress, announce
+from fedgrad.experiments.experiment import Progress, announce, evaluations_of
 from fedgrad.experiments.results import Results
 
 SCHEDULES: tuple[Literal["serial"], Literal["parallel"]] = ("serial", "parallel")
@@ -43,10 +43,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     for seed in range(settings.seeds):
         chosen = {"alpha": settings.alpha, "beta": settings.beta, "clients": settings.clients}
         task = fg.tasks.task("synthetic", seed=seed, **chosen)
-        evaluations = {
-            "train": fg.Evaluation({"loss": task.loss}, task.train, every=settings.eval_every),
-            "test": fg.Evaluation(task.metrics, task.test, every=settings.eval_every),
-        }
+        evaluations = evaluations_of(task, settings.eval_every)
         histories = []
         for kind, algorithm in algorithms(settings, task.loss).items():
             announce(progress, f"seed {seed + 1} of {settings.seeds}: q {kind}, from 1 and from 0")

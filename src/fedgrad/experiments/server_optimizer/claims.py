@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from fedgrad.experiments.claims import Claim
 from fedgrad.experiments.maximum import trials_to_reach
-from fedgrad.experiments.results import Results
+from fedgrad.experiments.results import Claim, Results
 from fedgrad.experiments.server_optimizer.outcome import Outcome, outcome, trajectories
 from fedgrad.experiments.server_optimizer.training import DEFAULT, LEARN
 

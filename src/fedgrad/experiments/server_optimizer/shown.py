@@ -8,10 +8,9 @@ import numpy as np
 
 import fedgrad as fg
 from fedgrad.experiments.maximum import trials_to_reach
-from fedgrad.experiments.results import Results
+from fedgrad.experiments.results import Results, Table
 from fedgrad.experiments.server_optimizer.outcome import outcome, trajectories
 from fedgrad.experiments.server_optimizer.training import LEARN
-from fedgrad.experiments.tables import Table
 
 # kind: (what it is called, its colour, its stroke). The guard is in the tables only: where it does
 # not step in, nothing differs.

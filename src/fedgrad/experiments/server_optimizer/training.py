@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import fedgrad as fg
-from fedgrad.experiments.experiment import Progress, announce
+from fedgrad.experiments.experiment import Progress, announce, evaluations_of
 from fedgrad.experiments.results import Results
 
 LEARN = ("server.learning_rate", "server.momentum")
@@ -58,10 +58,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     arrays = {"rounds": _evaluated(settings)}
     for on in settings.tasks:
         task = fg.tasks.task(on.name, **on.options)
-        evaluations = {
-            "train": fg.Evaluation({"loss": task.loss}, task.train, every=settings.eval_every),
-            "test": fg.Evaluation(task.metrics, task.test, every=settings.eval_every),
-        }
+        evaluations = evaluations_of(task, settings.eval_every)
         for kind, algorithm in algorithms(settings, task).items():
             fitting = _Fitting(task, on, settings, evaluations)
             announce(progress, f"{on.name}, {kind}: {3 * settings.trials} trials side by side")

@@ -1,6 +1,8 @@
 """How a process reaches the SuperLink: its address, certificates, and when plaintext will do."""
 
 import ipaddress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,15 @@ from fedgrad.federation.protocol.errors import FederationError
 
 class EngineError(FederationError):
     """The engine of a federation is absent, out of reach, or refuses us."""
+
+
+@contextmanager
+def located() -> Iterator[None]:
+    """Errors of the engine say which line of the user's code was at work."""
+    try:
+        yield
+    except EngineError as error:
+        raise type(error).here(str(error)) from error.__cause__
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """What an operator asks of a SuperLink: who may take part, who is there, what was sent."""
 
 from fedgrad.federation.flower import internals as flower
-from fedgrad.federation.flower.connection import Connection
-from fedgrad.federation.flower.http import call, client, located
+from fedgrad.federation.flower.connection import Connection, located
+from fedgrad.federation.flower.http import call, client
 
 
 def register(connection: Connection, key: bytes, name: str | None = None) -> int:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedgrad.federation.flower import internals as flower
-from fedgrad.federation.flower.connection import Connection, EngineError, read, secured
+from fedgrad.federation.flower.connection import Connection, EngineError, located, read, secured
 from fedgrad.federation.flower.engine import GridTransport
-from fedgrad.federation.flower.http import Denied, Heartbeat, call, client, located
+from fedgrad.federation.flower.http import Denied, Heartbeat, call, client
 from fedgrad.federation.flower.keys import public_key
 from fedgrad.federation.flower.run import RunGrid
 
@@ -137,11 +137,6 @@ class FlowerTransport(GridTransport):
     def run(self) -> int:
         """The id of the run, as `flwr ls` shows it."""
         return self._run.run
-
-    def nodes(self) -> list[int]:
-        """The ids of the nodes that are connected now."""
-        with located():
-            return super().nodes()
 
     def _tidy(self, unanswered: Iterable[str]) -> None:
         self._run.tidy(unanswered)

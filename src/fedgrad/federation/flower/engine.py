@@ -2,13 +2,12 @@
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from fedgrad.core.errors import needs
-from fedgrad.federation.flower.connection import EngineError
-from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.flower.connection import EngineError, located
+from fedgrad.federation.protocol.envelope import Arrived, Enough, Envelope, collected
 from fedgrad.federation.protocol.packing import MalformedEnvelope, pack, unpack
 
 with needs("A real federation", "flower"):
@@ -95,19 +94,16 @@ class GridTransport:
 
     def nodes(self) -> list[int]:
         """The ids of the nodes that are connected now."""
-        return sorted(self.grid.get_node_ids())
+        with located():
+            return sorted(self.grid.get_node_ids())
 
     def exchange(
-        self,
-        requests: dict[int, Envelope],
-        deadline: float,
-        enough: Callable[[dict[int, Envelope]], bool] | None = None,
+        self, requests: dict[int, Envelope], deadline: float, enough: Enough | None = None
     ) -> dict[int, Envelope]:
         """Send each node its request; the replies within `deadline` seconds, or until enough."""
         if not requests:
             return {}
-        ends = time.monotonic() + deadline
-        arrived: queue.SimpleQueue[tuple[int, Envelope] | Exception] = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
         over = threading.Event()
 
         def carry() -> None:
@@ -124,27 +120,18 @@ class GridTransport:
                         if request in awaited:  # else a duplicate, or not for us
                             arrived.put((awaited.pop(request), envelope(message)))
                 self._tidy(awaited)
-            except Exception as failure:
+            except EngineError as failure:
                 arrived.put(failure)
+            except Exception as failure:
+                arrived.put(EngineError(f"Flower failed: {failure!r}."))
 
         # A grid has no deadlines of its own, and waits long for what is only half there.
         threading.Thread(target=carry, name="fedgrad-exchange", daemon=True).start()
-        replies: dict[int, Envelope] = {}
         try:
-            while len(replies) < len(requests):
-                item = arrived.get(timeout=max(0.0, ends - time.monotonic()))
-                if isinstance(item, EngineError):
-                    raise type(item).here(str(item))
-                if isinstance(item, Exception):
-                    raise EngineError.here(f"Flower failed: {item!r}.") from item
-                replies[item[0]] = item[1]
-                if enough is not None and enough(replies):
-                    break
-        except queue.Empty:
-            pass
+            with located():
+                return collected(arrived, requests, deadline, enough)
         finally:
             over.set()
-        return replies
 
     def _tidy(self, unanswered: Iterable[str]) -> None:
         """What to do when an exchange is over; Flower's public API offers nothing for that."""

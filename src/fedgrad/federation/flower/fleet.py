@@ -1,21 +1,74 @@
-"""A node at a SuperLink: it registers, says that it lives, and answers one message at a time."""
+"""A node at a SuperLink: it registers, says that it lives, and answers one message at a time.
 
+A site runs one process for each node that stays, with JAX warm and the data loaded.
+"""
+
+import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import jax.numpy as jnp
 
 from fedgrad.federation.flower import internals as flower
 from fedgrad.federation.flower.connection import Connection, EngineError
 from fedgrad.federation.flower.engine import DRIVEN, MESSAGE_TYPE, envelope, pauses, reply
 from fedgrad.federation.flower.http import Denied, Heartbeat, Unreachable, call, client
-from fedgrad.federation.flower.keys import new_key
-from fedgrad.federation.flower.objects import Download, TooLarge, announced, payload, upload
+from fedgrad.federation.flower.keys import new_key, private_key
+from fedgrad.federation.flower.objects import Download, Post, TooLarge, announced, payload
 from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.protocol.node import Node
+
+log = logging.getLogger("fedgrad.node")
 
 INTERVAL = 10.0
 """Flower's shortest: a node that dies is known to be gone after twice this many seconds."""
 _LONGEST_PAUSE = 0.25
+_PATIENCE = 60.0
+"""Seconds for which a SuperLink may be out of reach, or a place taken, before the first success."""
+
+
+def serve(
+    node: Node,
+    connection: Connection,
+    key: str | Path | None,
+    over: threading.Event,
+    patience: float = _PATIENCE,
+) -> None:
+    """Answer requests until `over` is set. A SuperLink that goes away is waited for.
+
+    `key` is the node's private key, by which it is known again, and whose public half the operator
+    registered. Without one it makes one and registers it itself, which a SuperLink with node keys
+    does not allow.
+    """
+    secret = None if key is None else private_key(key)
+    first, begun, trouble = True, time.monotonic(), ""
+    while not over.is_set():
+        fleet = Fleet(connection, secret, node.policy.maximum_bytes)
+        try:
+            name = fleet.join()
+            log.info("node %d is at %s", name, connection.address)
+            first, trouble = False, ""
+            fleet.serve(node.handle, over, node.memory.expire)
+        except EngineError as failure:
+            denied = isinstance(failure, Denied) and not failure.temporary
+            if first and (denied or time.monotonic() - begun > patience):
+                raise
+            if str(failure) != trouble:
+                trouble = str(failure)
+                log.warning("%s Trying again.", trouble)
+            over.wait(1.0)
+        finally:
+            fleet.leave()
+
+
+def warm(node: Node) -> None:
+    """Load the data and start JAX before the first request, so that mistakes show at once."""
+    parts = node.data.parts
+    jnp.zeros(1).block_until_ready()
+    log.info("data loaded%s, on %s", f": {', '.join(parts)}" if parts else "", node.platform)
 
 
 class Fleet:
@@ -41,6 +94,7 @@ class Fleet:
             self._register()
         place = flower.ActivateNodeRequest(public_key=self._public, heartbeat_interval=INTERVAL)
         self._node = flower.Node(node_id=call(self._api.ActivateNode, place).node_id)
+        self._post = Post(self._api, self._node, self._most)
         beat = flower.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=INTERVAL)
         self._heartbeat = Heartbeat(lambda: _alive(self._api, beat), INTERVAL / 3)
         return int(self._node.node_id)
@@ -92,8 +146,7 @@ class Fleet:
         answer = call(self._api.PullMessages, flower.PullMessagesRequest(node=self._node))
         if not answer.messages_list:
             return None
-        proto, tree = answer.messages_list[0], answer.message_object_trees[0]
-        return Download(self._api, self._node, proto.metadata.run_id, proto, tree, self._most)
+        return Download(self._post, answer.messages_list[0], answer.message_object_trees[0])
 
     def _answer(
         self, download: Download, handle: Callable[[Envelope], Envelope], over: threading.Event
@@ -124,11 +177,11 @@ class Fleet:
                 node=self._node, clientapp_runtime_list=[seconds], **heads
             )
             accepted = call(self._api.PushMessages, request)
-            run, wanted = answer.metadata.run_id, list(accepted.objects_to_push)
+            wanted = list(accepted.objects_to_push)
             if answer.metadata.group_id == DRIVEN:  # then nobody fetches more than this
                 needed = payload(heads["message_object_trees"][0])
                 wanted = [name for name in needed if name in wanted]
-            upload(self._api, self._node, run, accepted.session_id, [answer], wanted)
+            self._post.upload(answer.metadata.run_id, accepted.session_id, [answer], wanted)
 
 
 def _alive(api: Any, beat: Any) -> None:

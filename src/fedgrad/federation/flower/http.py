@@ -3,8 +3,7 @@
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from fedgrad.federation.flower import internals as flower
@@ -36,15 +35,6 @@ class Denied(EngineError):
     def temporary(self) -> bool:
         """Whether asking again may help: a node that died holds its place for a while."""
         return self.code == flower.ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
-
-
-@contextmanager
-def located() -> Iterator[None]:
-    """Errors of the engine say which line of the user's code was at work."""
-    try:
-        yield
-    except EngineError as error:
-        raise type(error).here(str(error)) from error.__cause__
 
 
 class _Version:

@@ -1,7 +1,8 @@
 """The objects that Flower makes of a message, on their way to and from a SuperLink."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from fedgrad.federation.flower import internals as flower
 from fedgrad.federation.flower.connection import EngineError
@@ -15,14 +16,6 @@ class TooLarge(EngineError):
     """A message has more bytes than are allowed here."""
 
 
-class ObjectClient(Protocol):
-    """The part of the driver's and of the node's API that moves objects."""
-
-    def PushObject(self, request: Any) -> Any: ...
-    def PullObject(self, request: Any) -> Any: ...
-    def ConfirmMessageReceived(self, request: Any) -> Any: ...
-
-
 def announced(messages: Sequence[flower.Message]) -> dict[str, list[Any]]:
     """What a request says of messages whose content follows: of each, its head and its objects."""
     for message in messages:
@@ -34,28 +27,40 @@ def announced(messages: Sequence[flower.Message]) -> dict[str, list[Any]]:
     }
 
 
-def upload(
-    api: ObjectClient,
-    node: Any,
-    run: int,
-    session: str,
-    messages: Iterable[flower.Message],
-    wanted: Iterable[str],
-) -> None:
-    """Push those objects of the messages that the SuperLink wants."""
-    objects: dict[str, Any] = {}
-    for message in messages:
-        objects.update(flower.get_all_nested_objects(message))
-    for name in wanted:
-        request = flower.PushObjectRequest(
-            node=node,
-            run_id=run,
-            object_id=name,
-            object_content=objects[name].deflate(),
-            session_id=session,
+@dataclass(frozen=True)
+class Post:
+    """How a node, or the driver of a run, moves objects: by its API of the SuperLink."""
+
+    api: Any  # has PushObject, PullObject and ConfirmMessageReceived
+    node: Any
+    most: int  # bytes of content that are fetched of a message
+
+    def upload(
+        self, run: int, session: str, messages: Iterable[flower.Message], wanted: Iterable[str]
+    ) -> None:
+        """Push those objects of the messages that the SuperLink wants."""
+        objects: dict[str, Any] = {}
+        for message in messages:
+            objects.update(flower.get_all_nested_objects(message))
+        for name in wanted:
+            content = {"object_id": name, "object_content": objects[name].deflate()}
+            request = flower.PushObjectRequest(
+                node=self.node, run_id=run, session_id=session, **content
+            )
+            # Not stored means that the receiver has what it needs already, or that time is over.
+            call(self.api.PushObject, request)
+
+    def pull(self, run: int, name: str) -> Any:
+        """An object, as far as it is there."""
+        request = flower.PullObjectRequest(node=self.node, run_id=run, object_id=name)
+        return call(self.api.PullObject, request)
+
+    def discard(self, run: int, name: str) -> None:
+        """Let the SuperLink forget the objects of a message, received or not."""
+        request = flower.ConfirmMessageReceivedRequest(
+            node=self.node, run_id=run, message_object_id=name
         )
-        # Not stored means that the receiver has what it needs already, or that time is over.
-        call(api.PushObject, request)
+        call(self.api.ConfirmMessageReceived, request)
 
 
 def payload(tree: Any) -> list[str]:
@@ -77,12 +82,9 @@ def _only(tree: Any) -> Any:
 class Download:
     """A message that is announced, and whose content comes as its sender uploads it."""
 
-    def __init__(
-        self, api: ObjectClient, node: Any, run: int, proto: Any, tree: Any, most: int
-    ) -> None:
-        """`most` is how many bytes of content are fetched at most."""
+    def __init__(self, post: Post, proto: Any, tree: Any) -> None:
         self.message = flower.message_from_proto(proto)
-        self._api, self._node, self._run, self._most = api, node, run, most
+        self._post, self._run = post, self.message.metadata.run_id
         ours = not self.message.has_error() and self.message.metadata.message_type == MESSAGE_TYPE
         self._names = payload(tree) if ours else []
         self._contents: dict[str, bytes] = {}
@@ -95,15 +97,14 @@ class Download:
     def advance(self) -> flower.Message | None:
         """Fetch what is there; the message once it is complete. Never waits for the sender."""
         for name in self._names[len(self._contents) :]:
-            request = flower.PullObjectRequest(node=self._node, run_id=self._run, object_id=name)
-            answer = call(self._api.PullObject, request)
+            answer = self._post.pull(self._run, name)
             if not answer.object_found:
                 raise Denied("Part of a message is gone: it was withdrawn, or expired.")
             if not answer.object_available:
                 return None
             self._contents[name] = answer.object_content
-            if sum(map(len, self._contents.values())) > self._most + _OVERHEAD:
-                raise TooLarge(f"The message has more than {self._most} bytes.")
+            if sum(map(len, self._contents.values())) > self._post.most + _OVERHEAD:
+                raise TooLarge(f"The message has more than {self._post.most} bytes.")
         if self._names:
             self.message.content = flower.RecordDict({RECORD: self._record()})
         return self.message
@@ -119,10 +120,4 @@ class Download:
 
     def discard(self) -> None:
         """Let the SuperLink forget the message's objects. To be called at the end in any case."""
-        discard(self._api, self._node, self._run, self.message.metadata.message_id)
-
-
-def discard(api: ObjectClient, node: Any, run: int, name: str) -> None:
-    """Let the SuperLink forget the objects of a message, received or not."""
-    request = flower.ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
-    call(api.ConfirmMessageReceived, request)
+        self._post.discard(self._run, self.message.metadata.message_id)

@@ -8,7 +8,7 @@ from fedgrad.federation.flower import internals as flower
 from fedgrad.federation.flower.connection import EngineError
 from fedgrad.federation.flower.engine import DRIVEN, MESSAGE_TYPE
 from fedgrad.federation.flower.http import Denied, call
-from fedgrad.federation.flower.objects import Download, TooLarge, announced, discard, upload
+from fedgrad.federation.flower.objects import Download, Post, TooLarge, announced
 
 _LATE = 3600.0  # seconds after which a late reply is not looked for any more
 
@@ -19,8 +19,8 @@ class RunGrid:
     def __init__(self, api: Any, run: int, known: set[bytes] | None, most: int) -> None:
         self.run = run
         self._api = api
-        self._known, self._most = known, most
-        self._node = flower.Node(node_id=flower.SUPERLINK_NODE_ID)
+        self._known = known
+        self._post = Post(api, flower.Node(node_id=flower.SUPERLINK_NODE_ID), most)
         self._arriving: dict[str, Download] = {}
         self._received: list[Download] = []
         self._abandoned: dict[str, float] = {}
@@ -53,7 +53,7 @@ class RunGrid:
             answer = _ask(self._api.PushMessages, request)
             # Nodes can begin with what holds the envelope; it leads the list of each message.
             wanted = list(answer.objects_to_push)
-            upload(self._api, self._node, self.run, answer.session_id, messages, wanted)
+            self._post.upload(self.run, answer.session_id, messages, wanted)
         return list(answer.message_ids)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[flower.Message]:
@@ -77,7 +77,7 @@ class RunGrid:
         for name in unanswered:
             if half := self._arriving.pop(name, None):
                 half.discard()
-            discard(self._api, self._node, self.run, name)
+            self._post.discard(self.run, name)
             self._abandoned[name] = time.monotonic() + _LATE
 
     def finish(self) -> None:
@@ -103,7 +103,7 @@ class RunGrid:
             return []
         answer = _ask(self._api.PullMessages, flower.PullAppMessagesRequest(message_ids=ids))
         pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
-        return [Download(self._api, self._node, self.run, m, tree, self._most) for m, tree in pairs]
+        return [Download(self._post, message, tree) for message, tree in pairs]
 
 
 def _advanced(reply: Download) -> flower.Message | None:

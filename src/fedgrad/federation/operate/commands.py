@@ -95,8 +95,8 @@ def _add_superlink(parser: argparse.ArgumentParser) -> None:
 
 
 def _node(options: argparse.Namespace) -> int:
-    from fedgrad.federation.flower.agent import serve, warm
     from fedgrad.federation.flower.connection import is_loopback, secured
+    from fedgrad.federation.flower.fleet import serve, warm
     from fedgrad.federation.protocol.data import Context, load
     from fedgrad.federation.protocol.node import Node
     from fedgrad.federation.protocol.policy import Policy

@@ -143,16 +143,10 @@ def local_federation(folder: str | Path, data: str, nodes: int = 3, **how: Any) 
         down(folder)
 
 
-def add_node(
-    federation: LocalFederation,
-    index: int,
-    data: str,
-    policy: str | Path | None = None,
-    config: Sequence[str] = (),
-) -> LocalFederation:
+def add_node(federation: LocalFederation, index: int, data: str) -> LocalFederation:
     """Start one more node, or one that ended."""
-    path = federation.folder / "policy.toml" if policy is None else Path(policy).absolute()
-    return _node(federation, index, data, path, [f"partition-id={index}", *config], False)
+    policy = federation.folder / "policy.toml"
+    return _node(federation, index, data, policy, [f"partition-id={index}"], False)
 
 
 def free_port() -> int:

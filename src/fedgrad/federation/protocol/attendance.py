@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.clients.cohort import Cohort
-from fedgrad.core.errors import ArgumentError, CohortError, nearest
+from fedgrad.core.errors import ArgumentError, CohortError
 from fedgrad.federation.protocol.data import decoded
 from fedgrad.federation.protocol.envelope import Envelope
 from fedgrad.federation.protocol.errors import NoAnswer
@@ -155,8 +155,8 @@ def _present(federation: Federation, part: str, attendance: Attendance) -> dict[
             f"No node of the federation is connected, or none can say who it is. {why}"
         )
     if not having:
-        known = sorted({name for node in present.values() for name in federation.parts[node]})
-        raise ArgumentError.here(f"No client has data {part!r}." + nearest(part, known))
+        known = {name for node in present.values() for name in federation.parts[node]}
+        raise ArgumentError.here(f"No client has data {part!r}.", part, known)
     if short:
         raise NoAnswer.here(f"{short} {why}")
     lacking = {

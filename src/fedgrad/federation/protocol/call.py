@@ -70,7 +70,7 @@ class Call(InPython):
 
     def work(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> Work:
         """What clients have to do."""
-        freed, any_program = self.prepared.last_reads.get(exchange, ()), self.program(exchange, 0)
+        freed, any_program = self.prepared.freed[exchange], self.program(exchange, 0)
         places = [
             x if is_client(v.at) else constant(x) for v, x in zip(exchange.own, own, strict=True)
         ]

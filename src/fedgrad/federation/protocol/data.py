@@ -102,9 +102,7 @@ class OwnData:
 
 def rounded_up(count: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ..."""
-    power = 1
-    while 2 * power <= count:
-        power *= 2
+    power = 1 << (count.bit_length() - 1)
     return next(n for n in (power, power + power // 2, 2 * power) if n >= count)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedgrad.federation.protocol.errors import FederationError
 from fedgrad.federation.protocol.sources import (
@@ -31,33 +31,16 @@ At = list[int]
 Alternative = list[Source]  # of each own input of a stage
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Which stage has made a value that a node keeps, in which iteration, out of which data."""
 
-    plan: str
-    arguments: str  # a digest
-    stage: int
-    output: int
-    at: tuple[int, ...]
-    roots: tuple[tuple[str, ...], ...]  # of each argument
+    arguments: str  # a digest of what its program was run on
+    result: Source  # what a program that has the value for an argument declares it to be
 
     @property
     def text(self) -> str:
         """To be kept beside the value."""
-        return json.dumps([self.plan, self.arguments, self.stage, self.output, self.at, self.roots])
-
-    @property
-    def result(self) -> Source:
-        """What a program that has the value for an argument declares it to be."""
-        made_of = [list(of) for of in self.roots]
-        return ["result", self.plan, self.stage, self.output, list(self.at), made_of]
-
-    @classmethod
-    def read(cls, text: str) -> "Origin":
-        """The origin that was written so."""
-        plan, arguments, stage, output, at, made_of = json.loads(text)
-        return cls(plan, arguments, stage, output, tuple(at), tuple(map(tuple, made_of)))
+        return json.dumps(self)
 
 
 @dataclass(frozen=True)
@@ -119,9 +102,9 @@ class Declared:
         return all(len(a) == own for alternatives in self.inputs.values() for a in alternatives)
 
     @functools.cached_property
-    def made_of(self) -> tuple[tuple[str, ...], ...]:
+    def made_of(self) -> list[list[str]]:
         """The data that each argument is made of."""
-        return tuple(tuple(sorted(roots(source))) for source in self.arguments)
+        return [sorted(roots(source)) for source in self.arguments]
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -130,7 +113,8 @@ class Declared:
 
     def origin(self, output: int, at: Sequence[int]) -> Origin:
         """Of a value that this stage keeps."""
-        return Origin(self.plan, self._arguments, self.stage, output, tuple(at), self.made_of)
+        result = ["result", self.plan, self.stage, output, list(at), self.made_of]
+        return Origin(self._arguments, result)
 
     @functools.cached_property
     def _arguments(self) -> str:
@@ -177,9 +161,8 @@ class Declared:
     def _made(self, choice: Source, found: Origin) -> bool:
         if choice[0] == "result":
             return choice == found.result
-        _, stage, output, at = choice
-        here = (self.plan, self._arguments, stage, output, tuple(at))
-        return here == (found.plan, found.arguments, found.stage, found.output, found.at)
+        here = ["result", self.plan, *choice[1:]]  # a stage of the same run, whatever it is made of
+        return found.arguments == self._arguments and found.result[:-1] == here
 
 
 def iteration(at: Sequence[int]) -> str:

@@ -12,11 +12,24 @@ from fedgrad.federation.protocol.envelope import Envelope, Meta
 from fedgrad.federation.protocol.errors import Refused
 from fedgrad.federation.protocol.federation import Federation
 from fedgrad.federation.protocol.report import Report
+from fedgrad.federation.protocol.signing import sign
 from fedgrad.federation.protocol.stage_program import StageProgram
 from fedgrad.federation.protocol.values import Place
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 Enough = Callable[[Collection[int]], bool]  # of the clients that have answered well
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms clients take part."""
+
+    deadline: float  # seconds for each message
+    drop: bool  # go on without clients that do not answer well, or fail
+    restart: bool  # also if they were in sums of an earlier round, which then shows their terms
+    allow_non_finite: bool
+    at_least: int  # fewer clients than that are no result
+    signing_key: bytes | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +56,7 @@ class Delivery:
     federation: Federation
     nodes: dict[int, int]  # by client, those that are connected
     clients: dict[int, list[tuple[Work, int]]]
-    allow_non_finite: bool
-    deadline: float
-    signature: Callable[[str], bytes]
+    terms: Terms
     report: Report
     good: dict[int, Arrays] = field(default_factory=dict)  # in the order in which they came
     bad: dict[int, str] = field(default_factory=dict)  # why
@@ -55,7 +66,7 @@ class Delivery:
         """Send all work, and take the answers that come until it is enough."""
         for client in self.clients.keys() - self.nodes.keys():
             self.bad[client] = "is not connected"
-        ends = time.monotonic() + self.deadline
+        ends = time.monotonic() + self.terms.deadline
         forgetful = self._send(self._open(), ends, enough)
         if forgetful:  # a restarted node has nothing left
             for client in forgetful:
@@ -75,7 +86,8 @@ class Delivery:
         client = {self.nodes[c]: c for c in clients}
         judged: set[int] = set()
 
-        def judge(replies: dict[int, Envelope]) -> None:
+        def judge(replies: dict[int, Envelope]) -> bool:
+            """Whether these are enough."""
             refusing = [client[node] for node, r in replies.items() if r.kind == "refused"]
             if refusing:
                 site, reason = min(refusing), replies[self.nodes[min(refusing)]].reason
@@ -86,15 +98,11 @@ class Delivery:
                 if node not in judged:
                     judged.add(node)
                     self._judge(client[node], reply)
-
-        def answered(replies: dict[int, Envelope]) -> bool:
-            assert enough is not None
-            judge(replies)
-            return enough(self.good)
+            return enough is not None and enough(self.good)
 
         self.report.messages += 1
         left = max(0.0, ends - time.monotonic())
-        replies = self.federation.ask(requests, left, answered if enough else None)
+        replies = self.federation.ask(requests, left, judge if enough else None)
         judge(replies)
         return {client[node] for node, reply in replies.items() if reply.kind == "unknown"}
 
@@ -118,7 +126,9 @@ class Delivery:
         sent = [x for w, _ in work for x in w.sent]
         if key not in made:
             meta: dict[str, Meta] = {"work": items, "constants": list(constants), "names": waste}
-            meta["signatures"] = [self.signature(digest).hex() for digest in programs]
+            secret = self.terms.signing_key
+            signed = [sign(secret, digest) if secret else b"" for digest in programs]
+            meta["signatures"] = [signature.hex() for signature in signed]
             meta |= {"index": client} if told else {}
             code = [np.frombuffer(program.content, np.uint8) for program in programs.values()]
             made[key] = Envelope("run", meta, (*sent, *constants.values(), *code))
@@ -160,7 +170,7 @@ class Delivery:
             if (array.shape, array.dtype) != (aval.shape, aval.dtype):
                 return f"sent {array.dtype}{list(array.shape)} instead of {aval.str_short()}"
             inexact = np.issubdtype(array.dtype, np.inexact) or array.dtype.kind == "V"
-            if inexact and not self.allow_non_finite and not np.isfinite(array).all():
+            if inexact and not self.terms.allow_non_finite and not np.isfinite(array).all():
                 return "sent numbers that are not finite"
         return ""
 

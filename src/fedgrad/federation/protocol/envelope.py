@@ -1,6 +1,8 @@
 """What crosses the wire, and what an engine must offer to carry it."""
 
-from collections.abc import Callable
+import queue
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +36,9 @@ class Envelope:
         return sum(array.nbytes for array in self.arrays)
 
 
+Enough = Callable[[dict[int, Envelope]], bool]  # of the replies so far, by node
+
+
 class Transport(Protocol):
     """An engine that carries envelopes to nodes and back. Used by several threads at once."""
 
@@ -42,10 +47,7 @@ class Transport(Protocol):
         ...
 
     def exchange(
-        self,
-        requests: dict[int, Envelope],
-        deadline: float,
-        enough: Callable[[dict[int, Envelope]], bool] | None = None,
+        self, requests: dict[int, Envelope], deadline: float, enough: Enough | None = None
     ) -> dict[int, Envelope]:
         """Send each node its request and wait at most `deadline` seconds for the replies.
 
@@ -55,6 +57,34 @@ class Transport(Protocol):
         `Envelope("error", {"reason": ...})`. The same request to many nodes is one object.
         """
         ...
+
+
+Arrived = tuple[int, Envelope | None] | Exception  # who answers, and what; None: never will
+
+
+def collected(
+    arriving: "queue.SimpleQueue[Arrived]",
+    nodes: Collection[int],
+    deadline: float,
+    enough: Enough | None,
+) -> dict[int, Envelope]:
+    """The replies of these nodes out of a queue, as `exchange` gives them."""
+    ends, waiting = time.monotonic() + deadline, set(nodes)
+    replies: dict[int, Envelope] = {}
+    while waiting:
+        try:
+            item = arriving.get(timeout=max(0.0, ends - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(item, Exception):
+            raise item
+        node, reply = item
+        waiting.discard(node)
+        if reply is not None:
+            replies[node] = reply
+            if enough is not None and enough(replies):
+                break
+    return replies
 
 
 _engine: list[Callable[..., Transport]] = []

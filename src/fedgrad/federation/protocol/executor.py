@@ -12,16 +12,16 @@ import jax.numpy as jnp
 from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.clients.cohort import Cohort
 from fedgrad.core.arguments import Arguments, parts, read_arguments
-from fedgrad.core.errors import ArgumentError, CohortError, PlanError, nearest
+from fedgrad.core.errors import ArgumentError, CohortError, PlanError
 from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
 from fedgrad.federation.protocol.attendance import Attendance, examples, values
 from fedgrad.federation.protocol.call import Call
+from fedgrad.federation.protocol.delivery import Terms
 from fedgrad.federation.protocol.envelope import Transport, connect
 from fedgrad.federation.protocol.errors import CohortMismatch, NoAnswer
-from fedgrad.federation.protocol.exported import Exported
 from fedgrad.federation.protocol.federation import Federation
-from fedgrad.federation.protocol.messages import BeginAgain, Group, Messages, Terms
+from fedgrad.federation.protocol.messages import BeginAgain, Group, Messages
 from fedgrad.federation.protocol.population import NodePopulation
 from fedgrad.federation.protocol.prepared import Prepared
 from fedgrad.federation.protocol.report import Report
@@ -140,9 +140,7 @@ class Flower:
         named = program.bind(args, kwargs)
         _check_arguments(program, named)
         arguments = read_arguments(program, named)
-        made = ready_plan(program, arguments, self.recompute, self.aggregator)
-        places = _at_clients(arguments)
-        exported = Exported(made, self.platforms)
+        places, exported = _at_clients(arguments), self._prepared(program, arguments).exported
         clients = {c for place in places if isinstance(place, Versions) for c in place.remotes}
         found = [
             program
@@ -155,15 +153,6 @@ class Flower:
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
         """The program as a function of its arguments by name."""
-        ready = self._ready.setdefault(program.fun, {})
-
-        def prepare(arguments: Arguments) -> Prepared:
-            x64 = jax.dtypes.canonicalize_dtype(float)
-            key = (arguments.key, x64, program.client_placements)
-            if key not in ready:
-                made = ready_plan(program, arguments, self.recompute, self.aggregator)
-                ready[key] = Prepared(made, self.platforms)
-            return ready[key]
 
         def run(arguments: dict[str, Any]) -> Any:
             _check_arguments(program, arguments)
@@ -171,7 +160,7 @@ class Flower:
             groups = self._groups(program, arguments)
             report.asked = {p: len(group.clients) for p, group in groups.items()}
             args = read_arguments(program, _chosen(program, arguments, groups))
-            prepared = prepare(args)
+            prepared = self._prepared(program, args)
             while True:
                 messages = Messages(self.federation, groups, self.terms, report)
                 try:
@@ -189,6 +178,15 @@ class Flower:
                 return jax.tree.unflatten(prepared.plan.outputs, results)
 
         return run
+
+    def _prepared(self, program: Program, arguments: Arguments) -> Prepared:
+        ready = self._ready.setdefault(program.fun, {})
+        x64 = jax.dtypes.canonicalize_dtype(float)
+        key = (arguments.key, x64, program.client_placements)
+        if key not in ready:
+            made = ready_plan(program, arguments, self.recompute, self.aggregator)
+            ready[key] = Prepared(made, self.platforms)
+        return ready[key]
 
     def _groups(self, program: Program, arguments: dict[str, Any]) -> dict[str, Group]:
         """The clients of each placement: those of which all its arguments are."""
@@ -233,16 +231,9 @@ def _outputs(call: Call, args: Arguments) -> list[Any]:
 
 def _chosen(program: Program, arguments: dict[str, Any], groups: dict[str, Group]) -> Any:
     """The arguments of the clients that take part."""
-    return {
-        name: argument
-        if name not in program.placements
-        else choose(
-            argument,
-            groups[program.placements[name].name].clients,
-            groups[program.placements[name].name].wanted,
-        )
-        for name, argument in arguments.items()
-    }
+    groups_of = {name: groups[at.name] for name, at in program.placements.items()}
+    chosen = {n: choose(arguments[n], g.clients, g.wanted) for n, g in groups_of.items()}
+    return arguments | chosen
 
 
 def _check_arguments(program: Program, arguments: dict[str, Any]) -> None:
@@ -281,4 +272,4 @@ def _federation(given: Any, deadline: float, connection: dict[str, Any]) -> Fede
 
 def _one_of(name: str, value: str, known: list[str]) -> None:
     if value not in known:
-        raise ArgumentError.here(f"flower({name}={value!r}):" + nearest(value, known))
+        raise ArgumentError.here(f"flower({name}={value!r}):", value, known)

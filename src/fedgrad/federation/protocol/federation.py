@@ -4,14 +4,13 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
-from fedgrad.federation.protocol.envelope import Envelope, Transport
+from fedgrad.federation.protocol.envelope import Enough, Envelope, Transport
 from fedgrad.federation.protocol.errors import FederationError
 
 log = logging.getLogger("fedgrad.federation")
-Enough = Callable[[dict[int, Envelope]], bool]
 
 
 class Hold:
@@ -102,10 +101,7 @@ class Federation:
         """The replies of these nodes, one each at most."""
         if not requests:
             return {}
-        if enough is None:
-            replies = self.transport.exchange(requests, deadline)
-        else:
-            replies = self.transport.exchange(requests, deadline, enough)
+        replies = self.transport.exchange(requests, deadline, enough)
         return {node: reply for node, reply in replies.items() if node in requests}
 
     def known_by(self, node: int) -> set[str]:
@@ -129,9 +125,9 @@ class Federation:
         with self._lock:
             return sorted(self._waste.pop(node, ()))
 
-    def flush(self, deadline: float | None = None) -> None:
+    def flush(self) -> None:
         """Tell nodes now what they can forget. Else they learn it with their next message."""
         connected = self.transport.nodes()
         waste = {node: self.waste(node) for node in connected}
         requests = {n: Envelope("forget", {"names": names}) for n, names in waste.items() if names}
-        self.ask(requests, self.deadline if deadline is None else deadline)
+        self.ask(requests, self.deadline)

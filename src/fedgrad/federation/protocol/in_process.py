@@ -2,12 +2,11 @@
 
 import queue
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from fedgrad.federation.protocol.data import Context
-from fedgrad.federation.protocol.envelope import Envelope
+from fedgrad.federation.protocol.envelope import Arrived, Enough, Envelope, collected
 from fedgrad.federation.protocol.node import Node
 from fedgrad.federation.protocol.policy import Policy
 
@@ -41,14 +40,10 @@ class InProcess:
         return sorted(self.handlers)
 
     def exchange(
-        self,
-        requests: dict[int, Envelope],
-        deadline: float,
-        enough: Callable[[dict[int, Envelope]], bool] | None = None,
+        self, requests: dict[int, Envelope], deadline: float, enough: Enough | None = None
     ) -> dict[int, Envelope]:
         """The replies that come in time; what a thread answers later is heard by nobody."""
-        answers: queue.SimpleQueue[tuple[int, Envelope | None]] = queue.SimpleQueue()
-        ends = time.monotonic() + deadline
+        answers: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
 
         def work(node: int, request: Envelope) -> None:
             try:
@@ -60,16 +55,7 @@ class InProcess:
         waiting = requests.keys() & self.handlers.keys()
         for node in waiting:
             threading.Thread(target=work, args=(node, requests[node]), daemon=True).start()
-        replies: dict[int, Envelope] = {}
-        while waiting and not (enough is not None and enough(replies)):
-            try:
-                node, reply = answers.get(timeout=max(0.0, ends - time.monotonic()))
-            except queue.Empty:
-                break
-            waiting.discard(node)
-            if reply is not None:
-                replies[node] = reply
-        return replies
+        return collected(answers, waiting, deadline, enough)
 
 
 def _copied(envelope: Envelope) -> Envelope:

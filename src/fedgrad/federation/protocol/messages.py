@@ -3,11 +3,10 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fedgrad.federation.protocol.delivery import Arrays, Delivery, Work
+from fedgrad.federation.protocol.delivery import Arrays, Delivery, Terms, Work
 from fedgrad.federation.protocol.errors import CohortMismatch, NoAnswer
 from fedgrad.federation.protocol.federation import Federation
 from fedgrad.federation.protocol.report import Dropped, Report
-from fedgrad.federation.protocol.signing import sign
 
 
 @dataclass
@@ -24,18 +23,6 @@ class Group:
         return len(self.clients) if self.wanted is None else self.wanted
 
 
-@dataclass(frozen=True)
-class Terms:
-    """On which terms clients take part."""
-
-    deadline: float  # seconds for each message
-    drop: bool  # go on without clients that do not answer well, or fail
-    restart: bool  # also if they were in sums of an earlier round, which then shows their terms
-    allow_non_finite: bool
-    at_least: int  # fewer clients than that are no result
-    signing_key: bytes | None
-
-
 class BeginAgain(Exception):
     """Clients were lost after their values had been used; the groups are without them now."""
 
@@ -47,11 +34,7 @@ class Messages:
     """
 
     def __init__(
-        self,
-        federation: Federation,
-        groups: dict[str, Group],
-        terms: Terms,
-        report: Report,
+        self, federation: Federation, groups: dict[str, Group], terms: Terms, report: Report
     ) -> None:
         self.federation, self.groups, self.terms, self.report = federation, groups, terms, report
         self.nodes = federation.locate({c for group in groups.values() for c in group.clients})
@@ -64,15 +47,7 @@ class Messages:
         for w in work:
             for client in groups[w.placement].clients:
                 theirs.setdefault(client, []).append((w, groups[w.placement].needed))
-        delivery = Delivery(
-            self.federation,
-            self.nodes,
-            theirs,
-            self.terms.allow_non_finite,
-            self.terms.deadline,
-            self._signature,
-            self.report,
-        )
+        delivery = Delivery(self.federation, self.nodes, theirs, self.terms, self.report)
 
         def enough(good: Collection[int]) -> bool:
             return all(sum(c in good for c in g.clients) >= g.needed for g in groups.values())
@@ -135,9 +110,6 @@ class Messages:
             f"{name}: not all clients answered within {self.terms.deadline} s. {reasons} With "
             "missing='drop' they are left out of the result and of its derivative."
         )
-
-    def _signature(self, digest: str) -> bytes:
-        return sign(self.terms.signing_key, digest) if self.terms.signing_key else b""
 
 
 def _part(arrays: Arrays, theirs: list[tuple[Work, int]], wanted: Work) -> Arrays:

@@ -206,14 +206,14 @@ class Node:
         text = self.memory.origin(KEPT + name)
         if not text:
             raise _Lost(str(["kept", name]))
-        return Origin.read(text)
+        return Origin(*json.loads(text))
 
     def _made(self, source: Any) -> str:
         """What a source that names a kept value is, in words."""
         if not isinstance(source, list) or len(source) != 2 or source[0] != "kept":
             return ""
         text = self.memory.origin(KEPT + str(source[1]))
-        return f", which is {json.dumps(Origin.read(text).result)}" if text else ""
+        return f", which is {json.dumps(Origin(*json.loads(text)).result)}" if text else ""
 
     def _index(self, told: Any) -> Any:
         """Which client this is: as the site says, or if it does not, as the server does."""

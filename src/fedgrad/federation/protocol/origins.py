@@ -43,9 +43,9 @@ class Origins:
             key: [found[text] for text in sorted(found)]
             for key, found in self.found.get(exchange, {}).items()  # nothing: a loop over nothing
         }
-        first = next(iter(by.values()), None)
-        same = first is not None and all(alternatives == first for alternatives in by.values())
-        return {"": first} if first is not None and same else by
+        first = next(iter(by.values()), [])
+        same = all(alternatives == first for alternatives in by.values())
+        return {"": first} if by and same else by
 
     def walk(self, graph: Graph, inside: list[list[Ways]]) -> Ways:
         """What the outputs of a graph can be together, as a function of its inputs (and places)."""
@@ -60,7 +60,7 @@ class Origins:
     ) -> list[list[Known]]:
         env: Env = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if x is not None}
         env |= {v: ["index"] for v in graph.indices.values()}
-        worlds, last = [env], _last_reads(graph)
+        worlds, last = [env], last_reads(graph)
         for i, (equation, bodies) in enumerate(zip(graph.equations, inside, strict=True)):
             if isinstance(equation, Round):
                 for env in worlds:
@@ -199,7 +199,7 @@ def _stacked(column: Sequence[Known]) -> Known:
     return ["stack", rows] if rows else None
 
 
-def _last_reads(graph: Graph) -> dict[Value, int]:
+def last_reads(graph: Graph) -> dict[Value, int]:
     """Of each value, the round or loop that is the last to read it."""
     found = {v: i for i, e in enumerate(graph.equations) if e.bodies for v in e.inputs}
     return found | dict.fromkeys(graph.outputs, len(graph.equations))

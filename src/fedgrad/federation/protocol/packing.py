@@ -6,6 +6,7 @@ travel like any other.
 """
 
 import json
+import math
 import struct
 from typing import Any
 
@@ -88,12 +89,7 @@ def _dtype(name: Any) -> np.dtype[Any]:
 
 
 def _bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    size = dtype.itemsize
-    for n in shape:
-        if n < 0:
-            return -1
-        size *= n
-    return size
+    return -1 if any(n < 0 for n in shape) else dtype.itemsize * math.prod(shape)
 
 
 def _is_meta(value: object) -> bool:

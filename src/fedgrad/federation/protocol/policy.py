@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
-from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.core.errors import ArgumentError
 from fedgrad.federation.protocol.signing import is_signed
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
 
@@ -73,7 +73,7 @@ class Policy:
         known = {field.name: type(field.default) for field in fields(cls)}
         for name, value in given.items():
             if name not in known:
-                raise ArgumentError.here(f"{path}: unknown {name!r}." + nearest(name, list(known)))
+                raise ArgumentError.here(f"{path}: unknown {name!r}.", name, known)
             wanted = known[name] if known[name] in (bool, int) else list
             if type(value) is not wanted:
                 raise ArgumentError.here(f"{path}: {name} is a {wanted.__name__}, got {value!r}.")

@@ -21,6 +21,7 @@ from fedgrad.core.graph import (
 )
 from fedgrad.core.primitives import jax_primitives
 from fedgrad.federation.protocol.exported import Exported
+from fedgrad.federation.protocol.origins import last_reads
 from fedgrad.plan.plan import Plan
 
 
@@ -30,9 +31,9 @@ class Prepared:
     def __init__(self, plan: Plan, platforms: tuple[str, ...]) -> None:
         self.plan = plan
         self.exported = Exported(plan, platforms)
-        self.last_reads: dict[Exchange, set[Value]] = {}
-        for graph in everywhere(plan.graph):
-            self.last_reads.update(_last_reads(graph))
+        self.freed = dict(
+            pair for graph in everywhere(plan.graph) for pair in _freed(graph).items()
+        )
         self.graph = changed(plan.graph, _gathered)
         self.server: dict[Equation, Callable[..., list[Any]]] = {
             e: _compiled(*e.bodies)
@@ -74,17 +75,13 @@ def _compiled(body: Graph) -> Callable[..., list[Any]]:
     return work
 
 
-def _last_reads(graph: Graph) -> dict[Exchange, set[Value]]:
+def _freed(graph: Graph) -> dict[Exchange, set[Value]]:
     """Which values that clients keep each stage is the last one to read: then they are freed."""
-    reader: dict[Value, Exchange | None] = {}
-    for equation in graph.equations:
-        for x in equation.exchanges if isinstance(equation, Round) else ():
-            reader.update(dict.fromkeys(x.kept))  # nobody so far
-            reader.update((v, x) for v in x.own if v in reader)
-        if equation.bodies and not isinstance(equation, Round):
-            reader.update((v, None) for v in equation.inputs if v in reader)
-    found: dict[Exchange, set[Value]] = {}
-    for v, last in reader.items():
-        if last is not None and v not in graph.outputs and is_client(v.at):
-            found.setdefault(last, set()).add(v)
-    return found
+    last = last_reads(graph)
+    kept = {v for r in graph.rounds for x in r.exchanges for v in x.kept if is_client(v.at)}
+    return {
+        x: {v for v in x.own if v in kept and last[v] == i}
+        for i, e in enumerate(graph.equations)
+        if isinstance(e, Round)
+        for x in e.exchanges
+    }

@@ -1,0 +1,178 @@
+"""Small colour images, 100 classes: the pre-activation ResNet-18 with GroupNorm."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.core.types import Batch, Key, Params
+from fedgrad.tasks import layers, scores, sizes, split
+from fedgrad.tasks.contract import TaskError
+from fedgrad.tasks.data import generated
+from fedgrad.tasks.data.conversion import populations
+from fedgrad.tasks.data.dataset import DataSet, Origin
+from fedgrad.tasks.data.source import Columns
+from fedgrad.tasks.data.values import images, whole
+from fedgrad.tasks.task import Task
+
+CLASSES = 100
+CROP = slice(4, 28)  # the middle 24 x 24
+
+
+@dataclass(frozen=True)
+class Form:
+    """Of a residual net."""
+
+    window: int  # of the first convolution
+    pooled: bool  # after it
+    channels: tuple[int, ...]  # of each stage
+    blocks: int  # in each stage
+    groups: int  # of a normalisation
+
+
+SIZES = {
+    "small": Form(3, False, (16, 32), blocks=1, groups=4),
+    "paper": Form(7, True, (64, 128, 256, 512), blocks=2, groups=32),
+}
+# Of each class, its superclass, as CIFAR-100 has them.
+# fmt: off
+SUPERCLASS = np.array([
+    4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7, 6, 13, 15,
+    3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4,
+    2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13,
+    16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
+])
+# fmt: on
+RATES = {"small": 0.1, "paper": 10**-1.5}  # of clients; the paper's for FedAvgM
+
+
+def cifar100(
+    size: str = "small",
+    data: Any = None,
+    clients: int | None = None,
+    validation: float = 0.0,
+    seed: int = 0,
+) -> Task:
+    """CIFAR-100, split by Pachinko; without `data`, patterns that are made here."""
+    form = sizes.of_size(SIZES, size)
+    found = populations(DATA, data, clients, validation, seed)
+
+    def loss(params: Params, batch: Batch) -> jax.Array:
+        """Cross entropy of each example."""
+        return scores.cross_entropy(logits(params, batch["x"], form), batch["y"])
+
+    def accuracy(params: Params, batch: Batch) -> jax.Array:
+        """1 for each example whose class scores highest, else 0."""
+        return scores.is_right(logits(params, batch["x"], form), batch["y"])
+
+    return Task(
+        name="cifar100",
+        about=found.about,
+        train=found.train,
+        test=found.test,
+        validation=found.validation,
+        init=lambda key: init(key, form),
+        loss=loss,
+        metrics={"accuracy": accuracy},
+        defaults=sizes.defaults(size, len(found.train), 20, RATES),
+    )
+
+
+def init(key: Key, form: Form = SIZES["paper"]) -> Params:
+    """The first model: 11,227,812 numbers in the paper's size."""
+    channels = form.channels
+    keys = iter(jax.random.split(key, 2 + 3 * form.blocks * len(channels)))
+    stages: list[list[dict[str, Any]]] = []
+    inputs = channels[0]
+    for outputs in channels:
+        stage: list[dict[str, Any]] = []
+        for _ in range(form.blocks):
+            block: dict[str, Any] = {
+                "conv_1": _he(next(keys), 3, inputs, outputs),
+                "norm_2": layers.group_norm_init(outputs),
+                "conv_2": _he(next(keys), 3, outputs, outputs),
+            }
+            if stages or stage:  # the very first block follows a normalisation
+                block["norm_1"] = layers.group_norm_init(inputs)
+            if inputs != outputs:
+                block["shortcut"] = _he(next(keys), 1, inputs, outputs)
+                block["shortcut_norm"] = layers.group_norm_init(outputs)
+            stage.append(block)
+            inputs = outputs
+        stages.append(stage)
+    return {
+        "stem": _he(next(keys), form.window, 3, channels[0]),
+        "stem_norm": layers.group_norm_init(channels[0]),
+        "stages": stages,
+        "last_norm": layers.group_norm_init(inputs),
+        "classes": {
+            "kernel": 0.01 * jax.random.normal(next(keys), (inputs, CLASSES), jnp.float32),
+            "bias": jnp.zeros(CLASSES, jnp.float32),
+        },
+    }
+
+
+def logits(params: Params, images: jax.Array, form: Form = SIZES["paper"]) -> jax.Array:
+    """Scores of the classes of images in bytes, each first brought to mean 0 and variance 1."""
+
+    def norm_relu(layer: Params, x: jax.Array) -> jax.Array:
+        return jax.nn.relu(layers.group_norm(layer, x, form.groups))
+
+    x = layers.conv(params["stem"], _standardised(params, images), 2, "SAME")
+    x = norm_relu(params["stem_norm"], x)
+    if form.pooled:
+        x = layers.max_pool(x, 3, 2, padding=1)
+    for block in [block for stage in params["stages"] for block in stage]:
+        y = norm_relu(block["norm_1"], x) if "norm_1" in block else x
+        y = layers.conv(block["conv_1"], y, 1, "SAME")
+        y = layers.conv(block["conv_2"], norm_relu(block["norm_2"], y), 1, "SAME")
+        if "shortcut" in block:
+            x = layers.conv(block["shortcut"], x)
+            x = layers.group_norm(block["shortcut_norm"], x, form.groups)
+        x = x + y
+    x = jnp.mean(norm_relu(params["last_norm"], x), (1, 2))
+    return layers.dense(params["classes"], x)
+
+
+def _he(key: Key, window: int, inputs: int, outputs: int) -> layers.Layer:
+    initializer = jax.nn.initializers.he_normal()
+    return {"kernel": initializer(key, (window, window, inputs, outputs), jnp.float32)}
+
+
+def _standardised(params: Params, images: jax.Array) -> jax.Array:
+    x = images.astype(params["stem"]["kernel"].dtype)
+    x = x - jnp.mean(x, (1, 2, 3), keepdims=True)
+    # A deviation of at least that of one number among all, as TensorFlow has it.
+    least = 1 / np.sqrt(np.prod(images.shape[1:]))
+    deviation = jnp.sqrt(jnp.mean(x**2, (1, 2, 3), keepdims=True) + 1e-12)
+    return x / jnp.maximum(deviation, jnp.asarray(least, x.dtype))
+
+
+def _examples(columns: Columns, _: Any) -> dict[str, np.ndarray]:
+    x = images(columns["x"], (32, 32, 3))[:, CROP, CROP]
+    return {"x": x, "y": whole(columns["y"], CLASSES, np.uint8)}
+
+
+def _clients(
+    columns: Columns, part: str, clients: int | None, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """500 clients to train and 100 to test, of the same number of examples each: by Pachinko."""
+    labels = whole(columns["y"], CLASSES, np.int64)
+    if clients is None:
+        clients = min(500 if part == "train" else 100, max(1, len(labels) // 20))
+    if clients > len(labels):
+        raise TaskError.here(f"There are {len(labels)} images, too few for {clients} clients.")
+    return split.pachinko(labels, SUPERCLASS[labels], clients, rng)
+
+
+DATA = DataSet(
+    name="cifar100",
+    columns={"x": ("image", "img", "x"), "y": ("label", "fine_label", "y")},
+    convert=_examples,
+    generate=generated.textures,
+    divide=_clients,
+    about="Generated patterns in 20 classes, not CIFAR-100",
+    origin=Origin("cifar100.sqlite.lzma", hugging_face="uoft-cs/cifar100"),
+)

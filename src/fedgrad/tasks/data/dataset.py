@@ -1,0 +1,77 @@
+"""The data of a task: what a source must have, where to get it, and what a user asks of it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedgrad.tasks.contract import TaskError
+from fedgrad.tasks.data.source import Columns, RawClient
+
+HUGGING_FACE = "huggingface"
+Divide = Callable[[Columns, str, int | None, np.random.Generator], list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where to get the data."""
+
+    tff: str  # a file of TFF's
+    leaf: str = ""  # a data set of LEAF's
+    hugging_face: str = ""  # a data set there
+    partition_by: str = ""  # its column that says whose an example is
+
+    def __str__(self) -> str:
+        ways = [f"{self.tff} from https://storage.googleapis.com/tff-datasets-public/{self.tff}"]
+        if self.leaf:
+            ways.append(f"{self.leaf} as JSON (https://leaf.cmu.edu)")
+        if self.hugging_face:
+            ways.append(f"data={HUGGING_FACE!r} for {self.hugging_face}")
+        return f"Get {', or '.join(ways)}; without data=, it is generated."
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What a task reads. `columns`: its own names and those that they have in files. `convert`
+    makes a client's examples of them, with what `learn` found in those of all training clients.
+    `divide` gives examples to clients, where a source has none."""
+
+    name: str
+    columns: Mapping[str, tuple[str, ...]]
+    convert: Callable[[Columns, Any], dict[str, np.ndarray]]
+    generate: Callable[[int | None, np.random.Generator], list[RawClient]]
+    about: str  # what is generated
+    origin: Origin
+    optional: tuple[str, ...] = ()
+    learn: Callable[[Iterable[Columns]], Any] | None = None
+    divide: Divide | None = None
+
+    def picked(self, columns: Columns) -> Columns:
+        """A client's columns by our names."""
+        found = {}
+        for name, known in self.columns.items():
+            there = next((k for k in known if k in columns), None)
+            if there is not None:
+                found[name] = columns[there]
+            elif name not in self.optional:
+                raise ValueError(f"has no {' nor '.join(known)}, but {', '.join(columns)}")
+        return found
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user wants of a source."""
+
+    clients: int | None = None  # at most so many of each part
+    validation: float = 0.0  # of the training clients, set aside
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.clients is not None and self.clients < 1:
+            raise TaskError.here(f"A task needs at least 1 client, got {self.clients}.")
+        if not 0 <= self.validation < 1:
+            raise TaskError.here(
+                f"validation={self.validation}: give the share of the training clients to set "
+                "aside, between 0 and 1."
+            )

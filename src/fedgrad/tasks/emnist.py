@@ -1,0 +1,96 @@
+"""Handwritten characters, 62 classes, a client for each writer: a small convolutional net."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedgrad.core.types import Batch, Key, Params
+from fedgrad.tasks import layers, scores, sizes
+from fedgrad.tasks.data import generated
+from fedgrad.tasks.data.conversion import populations
+from fedgrad.tasks.data.dataset import DataSet, Origin
+from fedgrad.tasks.data.source import Columns
+from fedgrad.tasks.data.values import images, whole
+from fedgrad.tasks.task import Task
+
+CLASSES = 62
+# Channels of both convolutions, and the size of the hidden layer.
+SIZES = {"small": (8, 16, 64), "paper": (32, 64, 128)}
+RATES = {"small": 0.1, "paper": 10**-1.5}  # of clients; the paper's for FedAvgM
+
+
+def emnist(
+    size: str = "small",
+    data: Any = None,
+    clients: int | None = None,
+    validation: float = 0.0,
+    seed: int = 0,
+) -> Task:
+    """EMNIST characters; without `data`, drawings that are made here."""
+    wide = sizes.of_size(SIZES, size)
+    found = populations(DATA, data, clients, validation, seed)
+    return Task(
+        name="emnist",
+        about=found.about,
+        train=found.train,
+        test=found.test,
+        validation=found.validation,
+        init=lambda key: init(key, wide),
+        loss=loss,
+        metrics={"accuracy": accuracy, "loss": plain_loss},
+        defaults=sizes.defaults(size, len(found.train), 20, RATES),
+    )
+
+
+def init(key: Key, wide: tuple[int, int, int] = SIZES["paper"]) -> Params:
+    """The first model: 1,206,590 numbers in the paper's size."""
+    keys = jax.random.split(key, 4)
+    first, second, hidden = wide
+    return {
+        "conv_1": layers.conv_init(keys[0], 3, 1, first),
+        "conv_2": layers.conv_init(keys[1], 3, first, second),
+        "hidden": layers.dense_init(keys[2], 12 * 12 * second, hidden),
+        "classes": layers.dense_init(keys[3], hidden, CLASSES),
+    }
+
+
+def logits(params: Params, images: jax.Array, key: Key | None = None) -> jax.Array:
+    """Scores of the classes of images in bytes, 255 being paper; with dropout if there is a key."""
+    keys = (None, None) if key is None else jax.random.split(key)
+    x = images.astype(params["conv_1"]["kernel"].dtype)[..., None] / 255
+    x = jax.nn.relu(layers.conv(params["conv_1"], x))
+    x = jax.nn.relu(layers.conv(params["conv_2"], x))
+    x = layers.dropout(layers.max_pool(x, 2, 2), 0.25, keys[0])
+    x = jax.nn.relu(layers.dense(params["hidden"], x.reshape(len(x), -1)))
+    return layers.dense(params["classes"], layers.dropout(x, 0.5, keys[1]))
+
+
+def loss(params: Params, batch: Batch, key: Key | None = None) -> jax.Array:
+    """Cross entropy of each example, with dropout."""
+    return scores.cross_entropy(logits(params, batch["x"], key), batch["y"])
+
+
+def plain_loss(params: Params, batch: Batch) -> jax.Array:
+    """Cross entropy of each example, without dropout."""
+    return scores.cross_entropy(logits(params, batch["x"]), batch["y"])
+
+
+def accuracy(params: Params, batch: Batch) -> jax.Array:
+    """1 for each example whose class scores highest, else 0."""
+    return scores.is_right(logits(params, batch["x"]), batch["y"])
+
+
+def _examples(columns: Columns, _: Any) -> dict[str, np.ndarray]:
+    x = images(columns["x"], (28, 28))
+    return {"x": x, "y": whole(columns["y"], CLASSES, np.uint8)}
+
+
+DATA = DataSet(
+    name="emnist",
+    columns={"x": ("pixels", "image", "x"), "y": ("label", "character", "y")},
+    convert=_examples,
+    generate=generated.characters,
+    about="Generated drawings of ten made-up characters, not EMNIST",
+    origin=Origin("emnist_all.sqlite.lzma", "FEMNIST of LEAF", "flwrlabs/femnist", "writer_id"),
+)

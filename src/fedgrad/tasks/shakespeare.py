@@ -1,0 +1,118 @@
+"""The next character of what a role of a play says: two LSTMs."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.core.types import Batch, Key, Params
+from fedgrad.tasks import layers, scores, sizes
+from fedgrad.tasks.data import generated
+from fedgrad.tasks.data.conversion import populations
+from fedgrad.tasks.data.dataset import DataSet, Origin
+from fedgrad.tasks.data.source import Columns
+from fedgrad.tasks.data.tokens import BOS, EOS, FIRST, OOV, PAD
+from fedgrad.tasks.data.values import text
+from fedgrad.tasks.task import Task
+from fedgrad.training.evaluation import Ratio
+
+LENGTH = 80
+# The characters of TFF's data set, in an order of our own.
+CHARACTERS = (
+    "\n\r !\"#$%&'()*,-./0123456789:;?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]_abcdefghijklmnopqrstuvwxyz"
+)
+TOKENS = FIRST + len(CHARACTERS)
+# Size of an embedding, of an LSTM, and how many of these.
+SIZES = {"small": (8, 64, 1), "paper": (8, 256, 2)}
+RATES = {"small": 1.0, "paper": 1.0}  # of clients; the paper's for FedAvgM
+
+
+def shakespeare(
+    size: str = "small",
+    data: Any = None,
+    clients: int | None = None,
+    validation: float = 0.0,
+    seed: int = 0,
+) -> Task:
+    """Shakespeare, a client for each role; without `data`, sentences that are made here."""
+    form = sizes.of_size(SIZES, size)
+    found = populations(DATA, data, clients, validation, seed)
+    return Task(
+        name="shakespeare",
+        about=found.about,
+        train=found.train,
+        test=found.test,
+        validation=found.validation,
+        init=lambda key: init(key, form),
+        loss=loss,
+        metrics={"accuracy": Ratio(right, places)},
+        defaults=sizes.defaults(size, len(found.train), 4, RATES),
+    )
+
+
+def init(key: Key, form: tuple[int, int, int] = SIZES["paper"]) -> Params:
+    """The first model: 820,522 numbers in the paper's size."""
+    embedded, wide, deep = form
+    first, last, *keys = jax.random.split(key, 2 + deep)
+    inputs = [embedded] + [wide] * (deep - 1)
+    return {
+        "embedding": layers.embedding_init(first, TOKENS, embedded),
+        "lstm": [layers.lstm_init(k, n, wide) for k, n in zip(keys, inputs, strict=True)],
+        "characters": layers.dense_init(last, wide, TOKENS),
+    }
+
+
+def logits(params: Params, tokens: jax.Array) -> jax.Array:
+    """Scores of what comes next, after each token."""
+    x = layers.lstm(params["lstm"], layers.embed(params["embedding"], tokens))
+    return layers.dense(params["characters"], x)
+
+
+def loss(params: Params, batch: Batch) -> jax.Array:
+    """Cross entropy of each sequence, the mean of its places; padding counts as nothing."""
+    each = scores.cross_entropy(logits(params, batch["x"]), batch["y"])
+    return jnp.mean(jnp.where(batch["y"] != PAD, each, 0), axis=-1)
+
+
+def right(params: Params, batch: Batch) -> jax.Array:
+    """How many tokens of each sequence score highest where they come next."""
+    each = scores.is_right(logits(params, batch["x"]), batch["y"])
+    return jnp.sum(jnp.where(batch["y"] != PAD, each, 0), axis=-1)
+
+
+def places(params: Params, batch: Batch) -> jax.Array:
+    """How many tokens of each sequence are no padding."""
+    return jnp.sum(batch["y"] != PAD, axis=-1).astype(jnp.float32)
+
+
+_NUMBER = {character: FIRST + i for i, character in enumerate(CHARACTERS)}
+
+
+def _examples(columns: Columns, _: Any) -> dict[str, np.ndarray]:
+    """Speeches, cut into pieces of 80 characters and the one after; or such pieces (LEAF's)."""
+    pieces = []
+    for i, speech in enumerate(columns["x"]):
+        numbers = [_NUMBER.get(character, OOV) for character in text(speech)]
+        if "y" in columns:
+            numbers += [_NUMBER.get(character, OOV) for character in text(columns["y"][i])[:1]]
+        else:
+            numbers = [BOS, *numbers, EOS]
+        for start in range(0, max(len(numbers) - 1, 1), LENGTH + 1):
+            piece = numbers[start : start + LENGTH + 1]
+            pieces.append(piece + [PAD] * (LENGTH + 1 - len(piece)))
+    made = np.array(pieces, np.uint8).reshape(-1, LENGTH + 1)
+    return {"x": made[:, :-1], "y": made[:, 1:]}
+
+
+DATA = DataSet(
+    name="shakespeare",
+    columns={"x": ("snippets", "x"), "y": ("y",)},
+    optional=("y",),
+    convert=_examples,
+    generate=generated.speeches,
+    about="Generated sentences in a made-up language, not Shakespeare",
+    origin=Origin(
+        "shakespeare.sqlite.lzma", "Shakespeare of LEAF", "flwrlabs/shakespeare", "character_id"
+    ),
+)
