@@ -16,13 +16,6 @@ RELAXED = {
     "dtype": ("jax_numpy_dtype_promotion", "standard"),
     "rank": ("jax_numpy_rank_promotion", "allow"),
 }
-# Files that nobody has looked at yet with nothing promoted.
-NOT_YET = {
-    *("algorithms", "cli", "derivatives", "docs", "every_algorithm", "executors", "experiments"),
-    *("federation", "federation_faults", "federation_policy", "federation_present"),
-    *("federation_sources", "federation_state", "flower", "flower_operating", "mesh", "report"),
-    *("against_drjax", "convolutions", "jax_layout", "random_programs", "never_silent"),
-}
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)
@@ -59,8 +52,6 @@ def pytest_runtest_protocol(item):
     """Whoever is marked `promotes("rank")` lets JAX do it, in all threads: mostly a formula over
     all clients at once, which a result is compared with."""
     asked = {kind for mark in item.iter_markers("promotes") for kind in mark.args}
-    if item.path.stem.removeprefix("test_") in NOT_YET:
-        asked = set(RELAXED)
     for kind in asked:
         jax.config.update(*RELAXED[kind])
     try:

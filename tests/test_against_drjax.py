@@ -27,7 +27,7 @@ DATA = {
 
 
 def loss(model, data):
-    log_p = jax.nn.log_softmax(data["x"] @ model["w"] + model["b"])
+    log_p = jax.nn.log_softmax(data["x"] @ model["w"] + model["b"][None])
     return -jnp.mean(jnp.take_along_axis(log_p, data["y"][:, None], 1))
 
 

@@ -249,10 +249,10 @@ def test_a_late_reply_is_nobodys():
     executor = flower(faulty(slow, since=1))
     mean.on(executor)(X, executor.clients())  # compiled, so that the others are in time
     executor = flower(executor.federation, deadline=3, missing="drop")
-    assert_same(mean.on(executor)(X, executor.clients()), (X * Z[others]).mean(0))
+    assert_same(mean.on(executor)(X, executor.clients()), (X[None] * Z[others]).mean(0))
     gate.set()  # its old answer comes now, while the next call waits for a new one
     patient = flower(executor.federation, deadline=30)
-    assert_same(mean.on(patient)(2 * X, patient.clients()), (2 * X * Z).mean(0))
+    assert_same(mean.on(patient)(2 * X, patient.clients()), (2 * X[None] * Z).mean(0))
 
 
 def test_a_request_that_arrives_twice_counts_once():

@@ -103,7 +103,9 @@ def decided(x, z):
         return i + 1, x + fg.mean(state), state
 
     start = (0, x, jnp.zeros(ROWS))
-    _, x, state = jax.lax.while_loop(lambda c: c[0] < 2 + (jnp.sum(c[1]) > 99), body, start)
+    _, x, state = jax.lax.while_loop(
+        lambda c: c[0] < jnp.where(jnp.sum(c[1]) > 99, 3, 2), body, start
+    )
     return x + fg.sum(state)
 
 
@@ -323,6 +325,7 @@ def test_outside_of_the_loop_a_row_is_only_the_one_that_the_loop_has_left():
                 refused(run(asked, end, wrong, constants=["c"]), f"input {i} comes from")
 
 
+@pytest.mark.promotes("rank")  # of the other shapes
 def test_what_was_kept_is_only_for_the_stage_that_declares_it():
     """Not what another stage, iteration or program has kept, or the same on other data."""
     here, other = stages(two_rounds, X), stages(two_rounds, X, part="secret")
@@ -645,7 +648,7 @@ ROW = ["row", SECRET, 0]
 def test_alternatives_are_of_all_inputs_together():
     asking = flower(InProcess.of(DATA))
     a, b = asking.clients("public"), stacked("secret")[:, 0]
-    plan = fg.plan(swap, jnp.float32(1), stacked("public"), b)
+    plan = fg.plan(swap, jnp.float64(1), stacked("public"), b)
     last = programs(plan, [PUBLIC, ROW], ("cpu",))[-1]
     asked = site(last)
     for good in ([PUBLIC, ROW], [ROW, PUBLIC]):
@@ -653,7 +656,7 @@ def test_alternatives_are_of_all_inputs_together():
     for bad in ([PUBLIC, PUBLIC], [ROW, ROW]):
         refused(run(asked, last, bad), "together", json.dumps([PUBLIC, ROW]))
     refused(run(asked, last, [PUBLIC, SECRET]), "input 1 comes from")
-    both = asking.programs(swap, jnp.float32(1), a, a)
+    both = asking.programs(swap, jnp.float64(1), a, a)
     executor = flower(InProcess.of(DATA, Policy(programs=frozenset(s.digest for s in both))))
     for x in (1.0, -1.0):
         z, local = executor.clients("public"), stacked("public")

@@ -248,7 +248,7 @@ def test_derivatives_by_what_clients_keep():
 
 def _loss(x, z, state):
     first = fg.mean(jnp.tanh(fg.broadcast(x) * z + state["control"]))
-    return fg.mean(jnp.sum((fg.broadcast(first) - z) ** 2 * (1 + state["rounds"])))
+    return fg.mean(jnp.sum((fg.broadcast(first) - z) ** 2 * (1 + state["rounds"].astype(float))))
 
 
 def test_a_state_stays_of_its_kind():

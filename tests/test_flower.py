@@ -135,7 +135,7 @@ def test_client_results_stay_and_can_be_passed_on(known):
     on_nodes = executor(known)
     first = start.on(on_nodes)(X, on_nodes.clients("z", HONEST))
     assert not isinstance(first, jax.Array) and first.shape == (4, 3)
-    close(loss.on(on_nodes)(X, first), loss(X, X * clients(HONEST)))
+    close(loss.on(on_nodes)(X, first), loss(X, X[None] * clients(HONEST)))
 
 
 def test_bulk(known):
@@ -147,7 +147,7 @@ def test_bulk(known):
     x = jnp.linspace(0, 1, 200_000, dtype=jnp.float32)
     large = clients(HONEST, "large")
     found = total.on(on_nodes)(x, on_nodes.clients("large", HONEST))
-    np.testing.assert_allclose(found, (large * x).sum(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, (large * x[None]).sum(0), rtol=1e-5, atol=1e-5)
 
 
 HEADER = 2048  # bytes per message, each way, of Flower's and ours

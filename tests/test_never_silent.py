@@ -52,7 +52,7 @@ def _mean_tanh(x, z, w):
 
 
 def _plain_mean_tanh(x, z, w):
-    return jnp.average(jnp.tanh(x * z).sum(1), weights=w)
+    return jnp.average(jnp.tanh(x[None] * z).sum(1), weights=w)
 
 
 @every_mode
@@ -236,26 +236,33 @@ def test_constant_weights(weight, mode):
 
 # --- complex results ----------------------------------------------------------------------------
 
+
+def _turned(x):
+    return 1j * x.astype(complex)
+
+
 COMPLEX = {
     "round": (
-        lambda x, z: fg.sum(jnp.exp(1j * fg.broadcast(x) * z)),
-        lambda x, z: jnp.exp(1j * x * z).sum(0),
+        lambda x, z: fg.sum(jnp.exp(_turned(fg.broadcast(x) * z))),
+        lambda x, z: jnp.exp(_turned(x[None] * z)).sum(0),
     ),
     "no active round": (
-        lambda x, z: jnp.exp(1j * x) * fg.sum(z),
-        lambda x, z: jnp.exp(1j * x) * z.sum(0),
+        lambda x, z: jnp.exp(_turned(x)) * fg.sum(z).astype(complex),
+        lambda x, z: jnp.exp(_turned(x)) * z.sum(0).astype(complex),
     ),
     "conjugated on the way": (
-        lambda x, z: jnp.conj(fg.sum(jnp.exp(1j * fg.broadcast(x) * z))) ** 2,
-        lambda x, z: jnp.conj(jnp.exp(1j * x * z).sum(0)) ** 2,
+        lambda x, z: jnp.conj(fg.sum(jnp.exp(_turned(fg.broadcast(x) * z)))) ** 2,
+        lambda x, z: jnp.conj(jnp.exp(_turned(x[None] * z)).sum(0)) ** 2,
     ),
     "two rounds": (
-        lambda x, z: fg.sum(jnp.conj(fg.broadcast(fg.sum(fg.broadcast(x) * z) * 1j)) * z),
-        lambda x, z: (jnp.conj((x * z).sum(0) * 1j) * z).sum(0),
+        lambda x, z: fg.sum(
+            jnp.conj(fg.broadcast(_turned(fg.sum(fg.broadcast(x) * z)))) * z.astype(complex)
+        ),
+        lambda x, z: (jnp.conj(_turned((x[None] * z).sum(0)))[None] * z.astype(complex)).sum(0),
     ),
     "beside a real one": (
-        lambda x, z: (fg.sum(jnp.sin(fg.broadcast(x) * z)), 1j * fg.sum(fg.broadcast(x) * z)),
-        lambda x, z: (jnp.sin(x * z).sum(0), 1j * (x * z).sum(0)),
+        lambda x, z: (fg.sum(jnp.sin(fg.broadcast(x) * z)), _turned(fg.sum(fg.broadcast(x) * z))),
+        lambda x, z: (jnp.sin(x[None] * z).sum(0), _turned((x[None] * z).sum(0))),
     ),
 }
 
@@ -379,7 +386,7 @@ def test_the_server_does_not_go_forward_through_a_custom_vjp(mode):
         return _scaled(x + fg.mean(jnp.sin(fg.broadcast(x) * z)), scale)
 
     found = fg.jacobian(fg.program(program, z=C), "scale", mode=mode)(jnp.float64(2.0), X, Z)
-    np.testing.assert_allclose(found, X + jnp.sin(X * Z).mean(0))
+    np.testing.assert_allclose(found, X + jnp.sin(X[None] * Z).mean(0))
 
 
 def test_what_the_server_needs_can_be_priced():
@@ -405,7 +412,7 @@ RAW, PICKED, DOMINATED = (True, False, False), (False, True, False), (False, Fal
 
 
 def _one_hot(x, z):
-    return fg.sum(jax.nn.one_hot(client_index("clients"), N)[:, None] * z)
+    return fg.sum(jax.nn.one_hot(client_index("clients"), N)[:, None] * z[None])
 
 
 def _noisy(x, z):

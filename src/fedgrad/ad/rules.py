@@ -85,7 +85,8 @@ def local(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: 
 
     reach = [depends(stage.equations, [r]) for r in received]
     table = [[v in reached for reached in reach] for v in operands]
-    totals = local_round(run, exchange.placement, table)(list(sent), list(own))
+    sums = [v.aval for v in operands]
+    totals = local_round(run, exchange.placement, sums, table)(list(sent), list(own))
     if not exchange.kept:
         return totals
     return [*totals, *plain(exchange, sent, own, clients)[len(totals) :]]
@@ -129,11 +130,15 @@ MODES: dict[Mode, Rule] = {RULES[name].mode: RULES[name] for name in ("push", "p
 
 
 def local_round(
-    stage: ClientStage, placement: str, depends: Sequence[Sequence[bool]]
+    stage: ClientStage,
+    placement: str,
+    sums: Sequence[Any],
+    depends: Sequence[Sequence[bool]],
 ) -> Callable[[list[Array], list[Array]], list[Array]]:
     """The round as a function of (server values, client values) with the local rule.
 
-    `depends[j][i]`: can the j-th sum have a derivative by the i-th value that is sent?
+    `sums`: what is summed, as shapes and dtypes. `depends[j][i]`: can the j-th of them have a
+    derivative by the i-th value that is sent?
     """
 
     def down(sent: Sequence[Array]) -> list[Array]:
@@ -150,7 +155,7 @@ def local_round(
         (sent, own), (d_sent, d_own) = primals, tangents
         received = down(sent)
         active = [i for i, t in enumerate(d_sent) if _nonzero(t)]
-        values, jacobian = _jacobian(stage, received, own, active, depends)
+        values, jacobian = _jacobian(stage, received, own, active, sums, depends)
         totals = up(values)
         d_totals: list[Any] = [None] * len(totals)
         for (j, i), block in jacobian.items():
@@ -182,6 +187,7 @@ def _jacobian(
     received: list[Array],
     own: list[Array],
     active: list[int],
+    sums: Sequence[Any],
     depends: Sequence[Sequence[bool]],
 ) -> tuple[list[Array], dict[tuple[int, int], Array]]:
     """The stage's values and its Jacobian blocks (j, i), of shape values[j] + received[i]."""
@@ -190,8 +196,7 @@ def _jacobian(
         return stage(replaced(received, active, xs), own)
 
     xs = [received[i] for i in active]
-    shapes = jax.eval_shape(of_active, xs)
-    rows = [j for j, s in enumerate(shapes) if is_float(s) and any(depends[j][i] for i in active)]
+    rows = [j for j, s in enumerate(sums) if is_float(s) and any(depends[j][i] for i in active)]
     if not rows:
         return of_active(xs), {}
 
@@ -199,7 +204,7 @@ def _jacobian(
         values = of_active(xs)
         return [values[j] for j in rows], values
 
-    wide, tall = sum(x.size for x in xs), sum(math.prod(shapes[j].shape) for j in rows)
+    wide, tall = sum(x.size for x in xs), sum(math.prod(sums[j].shape) for j in rows)
 
     def push() -> tuple[list[list[Array]], list[Array]]:
         _, derivative, values = push_basis(chosen, xs)
@@ -207,7 +212,7 @@ def _jacobian(
 
     def pull() -> tuple[list[list[Array]], list[Array]]:
         _, back, values = jax.vjp(chosen, xs, has_aux=True)
-        return pull_basis(lambda cts: back(cts)[0], [shapes[j] for j in rows]), values
+        return pull_basis(lambda cts: back(cts)[0], [sums[j] for j in rows]), values
 
     # Fewer inputs than outputs: push a basis forward, in constant memory. JAX may know only one.
     first, second = (push, pull) if wide <= tall else (pull, push)

@@ -232,7 +232,8 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
         # 0 * NaN is NaN, so what a dropped client may not send is zeroed first. What is finite
         # stays: the derivative with respect to a weight that is 0 needs it.
         kept = counted_p.bind(leaf, counts, seen=False)
-        return weights.astype(_weighted_dtype(leaf, weights)) * kept
+        dtype = _weighted_dtype(leaf, weights)
+        return weights.astype(dtype) * kept.astype(dtype)
 
     sums = sum(jax.tree.map(weighted, _floating(x)), at)
     return _ratios(x, sums, total, empty, by_zero=True)
