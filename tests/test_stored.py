@@ -475,6 +475,12 @@ def damaged(name, change):
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
+def nobody(folder):
+    for file in folder.glob("*.bin"):
+        file.write_bytes(b"")
+    changed(clients=0, examples=0, counts_crc32=0)(folder)
+
+
 BROKEN = {
     "no header": (lambda folder: (folder / "store.json").unlink(), r"no store.*has no store\.json"),
     "no JSON": (damaged("store.json", lambda x: x[:20]), r"broken: store\.json cannot be read"),
@@ -485,6 +491,22 @@ BROKEN = {
         changed(leaves=[{"name": "", "file": "leaf0.bin", "dtype": "real", "shape": []}]),
         r"broken: store\.json is damaged",
     ),
+    "another byte order": (
+        changed(leaves=[{"name": "", "file": "leaf0.bin", "dtype": ">f4", "shape": []}]),
+        r"broken: store\.json is damaged.*>f4",
+    ),
+    "objects": (
+        changed(leaves=[{"name": "", "file": "leaf0.bin", "dtype": "object", "shape": []}]),
+        r"broken: store\.json is damaged.*object",
+    ),
+    "odd shape": (
+        changed(leaves=[{"name": "", "file": "leaf0.bin", "dtype": "int32", "shape": [1.5]}]),
+        r"broken: store\.json is damaged",
+    ),
+    "odd tree": (changed(tree="x"), r"broken: store\.json is damaged"),
+    "another tree": (changed(tree={"dict": {"x": 0, "y": 0}}), r"damaged.*tree has other leaves"),
+    "no end": (changed(clients=float("inf")), r"broken: store\.json is damaged"),
+    "nobody": (nobody, r"broken: counts\.bin is damaged"),
     "no leaf": (lambda folder: (folder / "leaf1.bin").unlink(), r"leaf1\.bin: No such file"),
     "short": (damaged("leaf1.bin", lambda x: x[:-1]), r"leaf1\.bin has [\d,]+ bytes and not"),
     "long": (damaged("leaf0.bin", lambda x: x + b" "), r"leaf0\.bin has [\d,]+ bytes and not"),
@@ -503,6 +525,51 @@ def test_what_does_not_open(case, tmp_path):
     with pytest.raises(fg.StoreError, match=message) as error:
         fg.stored(path)
     assert str(path) in str(error.value) and __file__ in str(error.value)
+
+
+def test_another_store_in_the_same_place(tmp_path):
+    path = tmp_path / "clients"
+    old = fg.store(path, POINTS)
+    shutil.rmtree(path)
+    fg.store(path, POINTS[::-1])  # as many bytes
+    with pytest.raises(fg.StoreError, match=r"leaf0\.bin: it was written to since.*Open it again"):
+        old.select([0])
+
+
+def test_names_that_are_cut_off(tmp_path):
+    with Writer(tmp_path / "named") as writer:
+        for name in ("Anna", "Bert"):
+            writer.add({"x": np.ones(2)}, name=name)
+    names = tmp_path / "named" / "names.txt"
+    for content, message in ((b'"Anna"\n', "has 1 names, not 2"), (b'"An', "cannot be read")):
+        names.write_bytes(content)
+        with pytest.raises(fg.StoreError, match=rf"broken: names\.txt {message}"):
+            print(fg.stored(tmp_path / "named").names)
+
+
+FULL = """
+import resource, signal, sys
+import numpy as np
+import fedgrad as fg
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    fg.store(sys.argv[1], ({"x": np.ones(20_000)} for _ in range(50)))
+except fg.StoreError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_full_disk_is_said_and_nothing_stays(tmp_path):
+    command = [sys.executable, "-c", FULL, str(tmp_path / "clients")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert "clients cannot be written: File too large." in done.stderr
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fg.StoreError, match="cannot be written: Not a directory"):
+        fg.store(tmp_path / "file" / "clients", POINTS)
+    with pytest.raises(fg.CohortError, match=r"a list or a generator with one pytree.*got int"):
+        fg.store(tmp_path / "clients", 5)
 
 
 def test_what_a_population_on_disk_cannot_do(disk):

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.clients.padding import fill
-from fedgrad.clients.stored import COUNTS, FORMAT, HEADER, NAMES, VERSION, Leaf, bytes_of, rebuilt
+from fedgrad.clients.stored import (
+    COUNTS,
+    FORMAT,
+    HEADER,
+    NAMES,
+    VERSION,
+    Leaf,
+    bytes_of,
+    keeps,
+    rebuilt,
+)
 from fedgrad.core.errors import StoreError
 
 ALIGNED = 64  # bytes: such buffers are used by XLA on CPUs as they are, without a copy
+
+
+class Unreadable(Exception):
+    """What is wrong with a file of a store."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +44,7 @@ class Folder:
     counts: np.ndarray  # of examples, for each client
     offsets: np.ndarray  # the row at which each client begins
     leaves: tuple[Leaf, ...]
+    stamps: tuple[int, ...]  # when the file of each leaf was written
     tree: Any  # the structure of the examples, with the number of a leaf in each place
     named: bool
     about: dict[str, Any]
@@ -40,30 +56,45 @@ class Folder:
         header = _header(folder)
         try:
             leaves = tuple(
-                Leaf(x["name"], x["file"], jnp.dtype(x["dtype"]), tuple(x["shape"]))
+                Leaf(
+                    str(x["name"]),
+                    str(x["file"]),
+                    _dtype(x["dtype"]),
+                    tuple(map(index, x["shape"])),
+                )
                 for x in header["leaves"]
             )
             clients, examples = int(header["clients"]), int(header["examples"])
             checksum, tree = header["counts_crc32"], rebuilt(header["tree"])
             named, about = bool(header["named"]), dict(header["about"])
-        except (KeyError, TypeError, ValueError) as error:
+            if sorted(jax.tree.leaves(tree)) != list(range(len(leaves))):
+                raise ValueError("its tree has other leaves")
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise _broken(
                 folder, f"{HEADER} is damaged ({type(error).__name__}: {error})"
             ) from None
         sizes = {COUNTS: 8 * clients, **{x.file: x.bytes * examples for x in leaves}}
+        stamps = []
         for file, size in sizes.items():
             try:
-                found = (folder / file).stat().st_size
+                found = (folder / file).stat()
             except OSError as error:
                 raise _broken(folder, f"{file}: {error.strerror}") from None
-            if found != size:
-                raise _broken(folder, f"{file} has {found:,} bytes and not {size:,}")
-        content = (folder / COUNTS).read_bytes()
+            if found.st_size != size:
+                raise _broken(folder, f"{file} has {found.st_size:,} bytes and not {size:,}")
+            stamps.append(found.st_mtime_ns)
+        try:
+            content = (folder / COUNTS).read_bytes()
+        except OSError as error:
+            raise _broken(folder, f"{COUNTS}: {error.strerror}") from None
         counts = np.frombuffer(content, "<i8")
-        if zlib.crc32(content) != checksum or counts.sum() != examples or counts.min() < 1:
+        right = zlib.crc32(content) == checksum and counts.sum() == examples
+        if not right or not len(counts) or counts.min() < 1:
             raise _broken(folder, f"{COUNTS} is damaged")
         offsets = np.cumsum(counts) - counts
-        return Folder(folder, counts.astype(np.int32), offsets, leaves, tree, named, about)
+        return Folder(
+            folder, counts.astype(np.int32), offsets, leaves, tuple(stamps[1:]), tree, named, about
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -74,7 +105,13 @@ class Folder:
         """Those of all clients, where they have any."""
         if not self.named:
             return None
-        return [json.loads(line) for line in (self.path / NAMES).read_bytes().splitlines()]
+        try:
+            names = [json.loads(line) for line in (self.path / NAMES).read_bytes().splitlines()]
+        except (OSError, ValueError) as error:
+            raise _broken(self.path, f"{NAMES} cannot be read ({error})") from None
+        if len(names) != len(self.counts):
+            raise _broken(self.path, f"{NAMES} has {len(names)} names, not {len(self.counts)}")
+        return names
 
     def read(self, clients: np.ndarray, rows: int) -> Any:
         """The examples of these clients, one client after another, in arrays of so many rows.
@@ -83,11 +120,12 @@ class Folder:
         """
         filled = int(self.counts[clients].sum())
         found = []
-        for leaf in self.leaves:
+        for leaf, stamp in zip(self.leaves, self.stamps, strict=True):
             array = _aligned((rows, *leaf.shape), leaf.dtype)
             view = bytes_of(array)
             try:
                 with open(self.path / leaf.file, "rb", buffering=0) as file:
+                    self._require_unchanged(os.fstat(file.fileno()), leaf, stamp)
                     for start, place, length in self._runs(clients, leaf.bytes):
                         file.seek(start)
                         self._fill(file, view[place : place + length], leaf)
@@ -116,17 +154,25 @@ class Folder:
             except OSError as error:
                 more, why = None, str(error.strerror)
             if not more:
-                row = file.tell() // leaf.bytes
-                client = int(np.searchsorted(self.offsets, row, side="right")) - 1
-                raise Unreadable(
-                    f"{self.path / leaf.file}: the examples of client {client} cannot be read "
-                    f"({why}), as they could when the store was opened. Write it again."
-                )
+                raise self._unreadable(leaf, file.tell(), why)
             done += more
 
+    def _require_unchanged(self, file: os.stat_result, leaf: Leaf, stamp: int) -> None:
+        """Another store in the same place has its clients elsewhere in its files."""
+        if file.st_size < leaf.bytes * int(self.counts.sum(dtype=np.int64)):
+            raise self._unreadable(leaf, file.st_size, "the file was cut off")
+        if file.st_mtime_ns != stamp:
+            raise Unreadable(
+                f"{self.path / leaf.file}: it was written to since the store was opened. Open it "
+                "again: fg.stored(path)."
+            )
 
-class Unreadable(Exception):
-    """What is wrong with a file of a store."""
+    def _unreadable(self, leaf: Leaf, place: int, why: str) -> Unreadable:
+        client = int(np.searchsorted(self.offsets, place // leaf.bytes, side="right")) - 1
+        return Unreadable(
+            f"{self.path / leaf.file}: the examples of client {client} cannot be read ({why}), as "
+            "they could when the store was opened. Write it again."
+        )
 
 
 def _header(folder: Path) -> dict[str, Any]:
@@ -161,6 +207,13 @@ def _header(folder: Path) -> dict[str, Any]:
     if sys.byteorder != "little":
         raise StoreError.here(f"{folder}: stores are read on little-endian machines only.")
     return header
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    dtype = jnp.dtype(name)
+    if dtype.name != name or not keeps(dtype):
+        raise ValueError(f"dtype {name}")
+    return dtype
 
 
 def _broken(folder: Path, what: str) -> StoreError:

@@ -227,6 +227,11 @@ def store(path: str | os.PathLike[str], clients: Iterable[Any]) -> Population:
     `clients` may be a generator: one client at a time is in memory. Examples keep their dtypes. If
     it does not come to its end, nothing is written.
     """
+    if isinstance(clients, dict) or not isinstance(clients, Iterable):
+        raise CohortError.here(
+            f"Clients are a list or a generator with one pytree for each, got "
+            f"{type(clients).__name__}."
+        )
     with Writer(path) as writer:
         for client in clients:
             writer.add(client)

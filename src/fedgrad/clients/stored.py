@@ -12,13 +12,14 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.clients.in_memory import count_of
@@ -72,9 +73,11 @@ class Writer:
             json.dumps(self.about)
         except TypeError as error:
             raise StoreError.here(f"about= is written as JSON: {error}.") from None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.folder = self.path.with_name(f".{self.path.name}.writing-{secrets.token_hex(4)}")
-        self.folder.mkdir()
+        try:
+            self.folder.mkdir(parents=True)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
         self.closing = ExitStack()
         self.files: list[BinaryIO] = []
         self.names = self._open(NAMES)
@@ -89,8 +92,11 @@ class Writer:
         try:
             if error is None:
                 self._finish()
+        except OSError as failed:
+            raise _unwritable(self.path, failed) from failed
         finally:
-            self.closing.close()
+            with suppress(OSError):  # of a full disk, once more
+                self.closing.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, examples: Any, name: str | None = None) -> None:
@@ -111,10 +117,13 @@ class Writer:
                     f"Examples of client {number} are {array.dtype}{leaf.name}, those of client 0 "
                     f"{leaf.dtype}. Cast them: a store keeps one dtype."
                 )
-        for file, array in zip(self.files, jax.tree.leaves(arrays), strict=True):
-            file.write(bytes_of(np.ascontiguousarray(array)))
-        if name is not None:
-            self.names.write(json.dumps(name).encode() + b"\n")
+        try:
+            for file, array in zip(self.files, jax.tree.leaves(arrays), strict=True):
+                file.write(bytes_of(np.ascontiguousarray(array)))
+            if name is not None:
+                self.names.write(json.dumps(name).encode() + b"\n")
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
         self.counts.append(count)
 
     def _begin(self, arrays: Any, named: bool) -> None:
@@ -122,7 +131,7 @@ class Writer:
         count_of(0, arrays, arrays)
         for i, (path, array) in enumerate(jax.tree_util.tree_flatten_with_path(arrays)[0]):
             name = jax.tree_util.keystr(path)
-            if array.dtype.kind in "OUSMm" or array.dtype.names is not None:
+            if not keeps(array.dtype):
                 raise StoreError.here(
                     f"The examples{name} are {array.dtype}. A store keeps numbers: encode them."
                 )
@@ -176,6 +185,15 @@ def _require_free(path: Path) -> None:
         raise StoreError.here(
             f"{path} exists already. A store is written once: remove it, or choose another path."
         )
+
+
+def keeps(dtype: np.dtype[Any]) -> bool:
+    """Whether a store has such numbers."""
+    return bool(jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_)
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError.here(f"{path} cannot be written: {error.strerror or error}.")
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
