@@ -541,6 +541,8 @@ def test_who_is_interrupted_leaves_nothing(tmp_path):
         task("cifar100", data=tmp_path / "out")
     with pytest.raises(TaskError, match="clients= and validation= have no effect"):
         task("emnist", data=tmp_path / "out", clients=3)
+    with pytest.raises(TaskError, match="nor has seed="):
+        task("emnist", data=tmp_path / "out", seed=1)
     with pytest.raises(fg.StoreError, match="Stores are within it: test, train"):
         fg.stored(tmp_path / "out")
     for clients in ({"train": 4, "test": 3}, {"test": 3}, None):
