@@ -1,6 +1,7 @@
 """Settings of the whole suite: double precision, nothing promoted unseen, quick compilation."""
 
 import gc
+import os
 import re
 import resource
 from pathlib import Path
@@ -36,6 +37,11 @@ LONGEST = (
 
 MOST, MORE = 1.0e9, 0.4e9  # bytes that a worker may keep, and may add before it forgets again
 _kept = 0.0  # when it last forgot
+
+
+def pytest_xdist_auto_num_workers(config):
+    """One more than there are cores: tests of a real federation mostly wait for it."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None
 
 
 def pytest_collection_modifyitems(items):
