@@ -3,8 +3,10 @@
 import gzip
 import json
 import lzma
+import os
 import sqlite3
 import struct
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -17,6 +19,7 @@ import fedgrad as fg
 from fedgrad.cli import main
 from fedgrad.core.errors import MissingExtra
 from fedgrad.tasks import DataError, TaskError, prepare, task
+from fedgrad.tasks import stackoverflow_tags as tags
 from fedgrad.tasks.data import prepared
 from fedgrad.tasks.data.tff import parse_example
 
@@ -320,6 +323,28 @@ def half(path):
     return written(file, json.dumps(content).encode())
 
 
+def as_json(path, content):
+    return written(path, json.dumps(content).encode())
+
+
+def as_arrays(path, **arrays):
+    path = path.with_suffix(".npz")
+    np.savez(path, **arrays)
+    return path
+
+
+def locked(path):
+    """Its entries are flagged as encrypted."""
+    content = bytearray(zipped(path.with_suffix(".npz")).read_bytes())
+    for begin, flags in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        place = content.find(begin)
+        while place >= 0:
+            content[place + flags] |= 1
+            place = content.find(begin, place + 4)
+    return written(path, bytes(content))
+
+
+TWO = {"x": [[0.5] * 784] * 2, "y": [1, 2]}
 BAD = [("train", "a", example(pixels=np.zeros(9, np.float32), label=np.array(1)))]
 BROKEN = {
     "missing": (lambda p: p, "cannot be opened: No such file"),
@@ -375,6 +400,44 @@ BROKEN = {
         lambda p: truncated(written(p, gzip.compress(bytes(RNG.bytes(999))))),
         "cannot be read",
     ),
+    "LEAF that names a client twice": (
+        lambda p: as_json(p, {"users": ["a"] * 2, "num_samples": [2] * 2, "user_data": {"a": TWO}}),
+        "do not name the same clients",
+    ),
+    "LEAF of another shape": (
+        lambda p: as_json(p, {"users": ["a"], "num_samples": [2], "user_data": {"a": [1, 2]}}),
+        "client 'a' has no columns by name",
+    ),
+    "LEAF without users": (
+        lambda p: as_json(p, {"users": 1, "num_samples": [2], "user_data": {}}),
+        "is not LEAF's",
+    ),
+    "more labels than images": (
+        lambda p: as_json(p, {"a": TWO | {"y": [1, 2, 3]}}),
+        "client 'a': has not one of each for every example: 2 of x, 3 of y",
+    ),
+    "a text that is no list": (
+        lambda p: as_json(p, {"a": TWO | {"x": "Good morrow"}}),
+        "client 'a': x is no list of examples",
+    ),
+    "JSON that is nested deep": (lambda p: written(p, b"[" * 99_999), "nested too deep"),
+    "a line without a label": (
+        lambda p: written(p, b'{"client_id": 1, "x": [], "y": 1}\n{"client_id": 1, "x": []}'),
+        "client '1': ",
+    ),
+    "a feature without a value": (
+        lambda p: database(p, [("train", "a", b"\n\n\n\x08\n\x06pixels")]),
+        "is no tf.train.Example",
+    ),
+    "objects in an npz": (
+        lambda p: as_arrays(p, pixels=np.array([print] * 2), label=[1, 2], client=[0, 0]),
+        "Object arrays cannot be loaded",
+    ),
+    "clients in a matrix": (
+        lambda p: as_arrays(p, pixels=PIXELS[:2], label=[1, 2], client=[[0], [0]]),
+        r"'client' says whose each example is.*shape \(2, 1\)",
+    ),
+    "an npz that is locked": (locked, "be read as npz: .*password"),
     "lines of nobody": (
         lambda p: written(p, b'{"pixels": [1]}\n{"pixels": [2]}'),
         ":1 does not name its client",
@@ -395,6 +458,54 @@ def test_what_is_broken_is_said_with_where_to_get_it(broken, tmp_path):
     with pytest.raises(DataError):
         prepare("emnist", path, tmp_path / "out")
     assert not [p for p in tmp_path.iterdir() if "out" in p.name]  # nothing is half there
+
+
+IMAGES = RNG.integers(0, 255, (60, 32, 32, 3)).astype(np.uint8)
+BROKEN_IMAGES = {
+    "channels first": (
+        {"image": IMAGES.transpose(0, 3, 1, 2), "label": np.arange(60)},
+        r"images of shape \(3, 32, 32\), not \(32, 32, 3\)",
+    ),
+    "no labels": ({"image": IMAGES}, "has no label nor fine_label nor y, but image"),
+    "fewer labels": ({"image": IMAGES, "label": np.arange(50)}, "60 of image, 50 of label"),
+    "more labels": ({"image": IMAGES[:50], "label": np.arange(60)}, "50 of image, 60 of label"),
+    "labels out of range": ({"image": IMAGES, "label": np.arange(60) + 60}, "not from 0 to 99"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_IMAGES)
+def test_images_of_nobody_that_are_broken(broken, tmp_path):
+    arrays, message = BROKEN_IMAGES[broken]
+    with pytest.raises(DataError, match=message):
+        task("cifar100", data=as_arrays(tmp_path / "data", **arrays))
+
+
+def test_clients_without_examples_are_left_out(tmp_path):
+    none = {"x": [], "y": []}
+    clients = {"users": ["a", "b"], "num_samples": [2, 0], "user_data": {"a": TWO, "b": none}}
+    assert len(task("emnist", data=as_json(tmp_path / "a", clients)).train) == 1
+
+
+def test_lines_end_where_lines_of_json_end(tmp_path):
+    said = [{"client_id": "a", "x": text} for text in ("Good\u2028morrow", "Well\x85met", "Ay")]
+    lines = "\n".join(json.dumps(one, ensure_ascii=False) for one in said)
+    several = task("shakespeare", data=written(tmp_path / "a", f"{lines}\n\n".encode()))
+    assert several.train.counts.sum() + several.test.counts.sum() == 3
+    assert len(task("shakespeare", data=as_json(tmp_path / "b", said[0])).train) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"clients": "5"}, {"clients": 2.5}, {"validation": "0.1"}, {"seed": -1}]
+)
+def test_options_of_another_kind(wrong):
+    with pytest.raises(TaskError, match=rf"{next(iter(wrong))[:-1]}.*{next(iter(wrong.values()))}"):
+        task("emnist", **wrong)
+
+
+def test_a_tag_counts_once():
+    columns = {"x": ["how do I"], "y": ["jax|jax"]}
+    made = tags.DATA.convert(columns, {"words": {}, "tags": {"jax": 0, "python": 1}})
+    assert made["y"].tolist() == [[0, -1, -1, -1, -1]]
 
 
 def test_words_that_are_none_are_said_while_they_are_counted(tmp_path):
@@ -429,11 +540,51 @@ def test_who_is_interrupted_leaves_nothing(tmp_path):
         task("cifar100", data=tmp_path / "out")
     with pytest.raises(TaskError, match="clients= and validation= have no effect"):
         task("emnist", data=tmp_path / "out", clients=3)
+    for clients in ({"train": 4, "test": 3}, {"test": 3}, None):
+        header = {"format": prepared.FORMAT, "task": "emnist", "clients": clients}
+        (tmp_path / "out" / prepared.HEADER).write_text(json.dumps(header))
+        with pytest.raises(DataError, match=r"is not whole: it has|is broken"):
+            task("emnist", data=tmp_path / "out")
     (tmp_path / "out" / prepared.HEADER).write_text("{")
     with pytest.raises(DataError, match=r"prepared.json is broken"):
         task("emnist", data=tmp_path / "out")
     with pytest.raises(TaskError, match="Did you mean 'emnist'"):
         prepare("emnis", path, tmp_path / "other")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    path = database(tmp_path / "e", emnist_rows())
+    with pytest.raises(TaskError, match="cannot be written: Not a directory") as caught:
+        prepare("emnist", path, path / "out")
+    assert "Get " not in str(caught.value)  # the data are well
+
+
+ENDED = """
+import os, signal, sys
+from fedgrad.cli import data
+from fedgrad.cli.command import main
+prepare = data.prepare
+def ended(*args, tick, **more):
+    def end(what, done, total):
+        if done == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+    return prepare(*args, tick=end, **more)
+data.prepare = ended
+sys.exit(main(["data", "prepare", "emnist", "--from", sys.argv[1], "--out", sys.argv[2]]))
+"""
+
+
+def test_who_is_ended_leaves_nothing(tmp_path):
+    path = packed(tmp_path / "e", emnist_rows())
+    (tmp_path / "temporary").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED, str(path), str(tmp_path / "out")],
+        env=os.environ | {"TMPDIR": str(tmp_path / "temporary")},
+        check=False,
+    )
+    assert done.returncode == 130
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_prepared_folder_is_trained_on_like_what_it_was_made_of(tmp_path):

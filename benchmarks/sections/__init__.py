@@ -15,6 +15,7 @@ from sections import (
     mesh,
     rounds,
     scaling,
+    stored,
     tuning,
 )
 
@@ -46,6 +47,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "memory": ("Memory of a derivative", memory),
     "large": ("A million parameters", large),
     "scaling": ("From 50 to 50,000 clients", scaling),
+    "stored": ("Clients on disk", stored),
     "mesh": ("One and two devices", mesh),
     "flower": ("Rounds on a real federation", flower),
     "compile": ("Time to compile", compiling),

@@ -1,7 +1,9 @@
 """`fedgrad data prepare`: the data of a task, converted once to a folder that opens at once."""
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +55,7 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert, and say what there is."""
-    with _progress(shown=not (options.quiet or options.json)) as tick:
+    with _progress(shown=not (options.quiet or options.json)) as tick, _ending_cleanly():
         counts = prepare(
             options.name,
             options.source,
@@ -71,6 +73,23 @@ def run(options: argparse.Namespace) -> int:
         parts = ", ".join(f"{count:,} to {part}" for part, count in counts.items())
         read.console().print(f"{options.out}: {parts}", highlight=False, soft_wrap=True)
     return 0
+
+
+@contextmanager
+def _ending_cleanly() -> Iterator[None]:
+    """Who ends the process by SIGTERM interrupts it: files of many gigabytes do not stay."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # signals are not ours
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -13,9 +13,10 @@ import numpy as np
 from fedgrad.clients import sampling
 from fedgrad.clients.ahead import Ahead
 from fedgrad.clients.cohort import Cohort
+from fedgrad.clients.folder import Folder, Unreadable
 from fedgrad.clients.in_memory import everywhere
 from fedgrad.clients.population import Population, require_clients
-from fedgrad.clients.stored import Folder, Unreadable, Writer
+from fedgrad.clients.stored import Writer
 from fedgrad.core.errors import CohortError, StoreError
 from fedgrad.core.types import Key
 
@@ -98,19 +99,19 @@ class OnDisk(Population):
         with _told():
             return self._cohort(self._load(require_clients(clients, len(self))))
 
-    def draws(self, key: Key, size: int, role: str = "cohort") -> "Draws":
+    def draws(self, key: Key, size: int, role: str = "cohort") -> "Cohorts":
         """The next rounds' cohorts are loaded in the background."""
         words, _ = sampling.read_key(key)
 
         def load(round: int) -> Loaded:
             return self._load(sampling.positions(words, round, role, len(self), size))
 
-        return Draws(self, Ahead(load))
+        return Cohorts(self, Ahead(load))
 
-    def portions(self) -> Generator[tuple[Any, int]]:
+    def portions(self) -> Generator[Cohort]:
         """All clients, as many at a time as fit; the next ones are loaded in the background."""
         if self.bytes <= PORTION:
-            yield self.everyone, 0
+            yield self.everyone
             return
         size = self._together()
         starts = range(0, len(self), size)
@@ -119,9 +120,8 @@ class OnDisk(Population):
             last = min(starts[number] + size, len(self))
             return self._load(np.arange(starts[number], last, dtype=np.int32))
 
-        with closing(Draws(self, Ahead(load, last=len(starts) - 1))) as portions:
-            for number, start in enumerate(starts):
-                yield portions(number), start
+        with closing(Cohorts(self, Ahead(load, last=len(starts) - 1))) as portions:
+            yield from map(portions, range(len(starts)))
 
     def some_data(self) -> list[np.ndarray]:
         """The first example of a few clients, and how many everybody has."""
@@ -186,7 +186,7 @@ class OnDisk(Population):
         return size
 
 
-class Draws:
+class Cohorts:
     """Cohorts by number, of rounds or of portions, loaded ahead."""
 
     def __init__(self, population: OnDisk, ahead: Ahead[Loaded]) -> None:
@@ -227,6 +227,11 @@ def store(path: str | os.PathLike[str], clients: Iterable[Any]) -> Population:
     `clients` may be a generator: one client at a time is in memory. Examples keep their dtypes. If
     it does not come to its end, nothing is written.
     """
+    if isinstance(clients, dict) or not isinstance(clients, Iterable):
+        raise CohortError.here(
+            f"Clients are a list or a generator with one pytree for each, got "
+            f"{type(clients).__name__}."
+        )
     with Writer(path) as writer:
         for client in clients:
             writer.add(client)

@@ -17,3 +17,8 @@ def padded(parts: Sequence[Any], rows: int) -> Any:
     numbers: Any = np if isinstance(parts[0], np.ndarray) else jnp
     spare = (rows - sum(map(len, parts)), *parts[0].shape[1:])
     return numbers.concatenate([*parts, numbers.broadcast_to(parts[0][:1], spare)])
+
+
+def fill(array: np.ndarray, rows: int) -> None:
+    """The same in place, of an array in which so many rows are examples."""
+    array[rows:] = array[0]

@@ -66,10 +66,9 @@ class Population(ClientData):
         called after the last one."""
         return lambda round: self.sample(key, size, round, role)
 
-    def portions(self) -> Generator[tuple[Any, int]]:
-        """Cohorts that are all clients together, each with the number of its first client: one, if
-        that fits on a device."""
-        yield self.everyone, 0
+    def portions(self) -> Generator[Any]:
+        """Cohorts that are all clients together: one, or each small enough for a device."""
+        yield self.everyone
 
     def some_data(self) -> list[np.ndarray]:
         """Some rows of the data, which tell it from another population, where they can be read."""

@@ -1,4 +1,4 @@
-"""Clients in a folder: written once, one after another, and read again client by client.
+"""Clients in a folder, written once, one after another (`folder.py` reads them).
 
 A folder has `store.json`, which says what there is; `counts.bin`, how many examples each client
 has, as 64-bit integers; and for each leaf of the examples a file with the rows of all clients, one
@@ -10,10 +10,9 @@ import json
 import os
 import secrets
 import shutil
-import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +28,6 @@ from fedgrad.core.errors import CohortError, StoreError
 HEADER, COUNTS, NAMES = "store.json", "counts.bin", "names.txt"
 FORMAT, VERSION = "clients of fedgrad", 1
 BUFFER = 2**20  # bytes of each file that wait in memory to be written
-ALIGNED = 64  # bytes: such buffers are used by XLA on CPUs as they are, without a copy
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,11 @@ class Writer:
             json.dumps(self.about)
         except TypeError as error:
             raise StoreError.here(f"about= is written as JSON: {error}.") from None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.folder = self.path.with_name(f".{self.path.name}.writing-{secrets.token_hex(4)}")
-        self.folder.mkdir()
+        try:
+            self.folder.mkdir(parents=True)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
         self.closing = ExitStack()
         self.files: list[BinaryIO] = []
         self.names = self._open(NAMES)
@@ -92,8 +92,11 @@ class Writer:
         try:
             if error is None:
                 self._finish()
+        except OSError as failed:
+            raise _unwritable(self.path, failed) from failed
         finally:
-            self.closing.close()
+            with suppress(OSError):  # of a full disk, once more
+                self.closing.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, examples: Any, name: str | None = None) -> None:
@@ -114,10 +117,13 @@ class Writer:
                     f"Examples of client {number} are {array.dtype}{leaf.name}, those of client 0 "
                     f"{leaf.dtype}. Cast them: a store keeps one dtype."
                 )
-        for file, array in zip(self.files, jax.tree.leaves(arrays), strict=True):
-            file.write(_bytes_of(np.ascontiguousarray(array)))
-        if name is not None:
-            self.names.write(json.dumps(name).encode() + b"\n")
+        try:
+            for file, array in zip(self.files, jax.tree.leaves(arrays), strict=True):
+                file.write(bytes_of(np.ascontiguousarray(array)))
+            if name is not None:
+                self.names.write(json.dumps(name).encode() + b"\n")
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
         self.counts.append(count)
 
     def _begin(self, arrays: Any, named: bool) -> None:
@@ -125,7 +131,7 @@ class Writer:
         count_of(0, arrays, arrays)
         for i, (path, array) in enumerate(jax.tree_util.tree_flatten_with_path(arrays)[0]):
             name = jax.tree_util.keystr(path)
-            if array.dtype.kind in "OUSMm" or array.dtype.names is not None:
+            if not keeps(array.dtype):
                 raise StoreError.here(
                     f"The examples{name} are {array.dtype}. A store keeps numbers: encode them."
                 )
@@ -174,111 +180,6 @@ class Writer:
         os.rename(self.folder, self.path)
 
 
-@dataclass(frozen=True, eq=False)
-class Folder:
-    """A folder of clients, as its header says. It holds no open file."""
-
-    path: Path
-    counts: np.ndarray  # of examples, for each client
-    offsets: np.ndarray  # the row at which each client begins
-    leaves: tuple[Leaf, ...]
-    tree: Any  # the structure of the examples, with the number of a leaf in each place
-    named: bool
-    about: dict[str, Any]
-
-    @staticmethod
-    def of(path: str | os.PathLike[str]) -> "Folder":
-        """What there is, or what is wrong with it."""
-        folder = Path(path)
-        header = _header(folder)
-        try:
-            leaves = tuple(
-                Leaf(x["name"], x["file"], jnp.dtype(x["dtype"]), tuple(x["shape"]))
-                for x in header["leaves"]
-            )
-            clients, examples = int(header["clients"]), int(header["examples"])
-            checksum, tree = header["counts_crc32"], _rebuilt(header["tree"])
-            named, about = bool(header["named"]), dict(header["about"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise _broken(
-                folder, f"{HEADER} is damaged ({type(error).__name__}: {error})"
-            ) from None
-        sizes = {COUNTS: 8 * clients, **{x.file: x.bytes * examples for x in leaves}}
-        for file, size in sizes.items():
-            try:
-                found = (folder / file).stat().st_size
-            except OSError as error:
-                raise _broken(folder, f"{file}: {error.strerror}") from None
-            if found != size:
-                raise _broken(folder, f"{file} has {found:,} bytes and not {size:,}")
-        content = (folder / COUNTS).read_bytes()
-        counts = np.frombuffer(content, "<i8")
-        if zlib.crc32(content) != checksum or counts.sum() != examples or counts.min() < 1:
-            raise _broken(folder, f"{COUNTS} is damaged")
-        offsets = np.cumsum(counts) - counts
-        return Folder(folder, counts.astype(np.int32), offsets, leaves, tree, named, about)
-
-    @property
-    def row_bytes(self) -> int:
-        """Of one example, all leaves together."""
-        return sum(leaf.bytes for leaf in self.leaves)
-
-    def names(self) -> list[str] | None:
-        """Those of all clients, where they have any."""
-        if not self.named:
-            return None
-        return [json.loads(line) for line in (self.path / NAMES).read_bytes().splitlines()]
-
-    def read(self, clients: np.ndarray, rows: int) -> Any:
-        """The examples of these clients, one client after another, in arrays of so many rows. The
-        others are examples too, copies of the first one (`clients/padding.py` says why).
-
-        Raises `Unreadable`, which knows no line of the user's code: this may run in any thread.
-        """
-        filled = int(self.counts[clients].sum())
-        found = []
-        for leaf in self.leaves:
-            array = _aligned((rows, *leaf.shape), leaf.dtype)
-            view = _bytes_of(array)
-            try:
-                with open(self.path / leaf.file, "rb", buffering=0) as file:
-                    for client, start, place, length in self._runs(clients, leaf.bytes):
-                        file.seek(start)
-                        self._fill(file, view[place : place + length], client)
-            except OSError as error:
-                raise Unreadable(f"{self.path / leaf.file}: {error.strerror}") from error
-            array[filled:] = array[0]
-            found.append(array)
-        return jax.tree.map(lambda number: found[number], self.tree)
-
-    def _runs(self, clients: np.ndarray, size: int) -> Iterator[tuple[int, int, int, int]]:
-        """What is read at once, neighbours together: the first client, and in bytes where it is in
-        the file, where it goes, and how long it is."""
-        begin, count = self.offsets[clients], self.counts[clients].astype(np.int64)
-        end = begin + count
-        first = np.flatnonzero(np.r_[True, begin[1:] != end[:-1]])
-        last = np.r_[first[1:], len(clients)] - 1
-        place = (np.cumsum(count) - count)[first]
-        length = end[last] - begin[first]
-        table = (clients[first], begin[first] * size, place * size, length * size)
-        return zip(*(column.tolist() for column in table), strict=True)
-
-    def _fill(self, file: BinaryIO, view: memoryview, client: int) -> None:
-        done = 0
-        while done < len(view):
-            more = file.readinto(view[done:])  # type: ignore[attr-defined]
-            if not more:
-                raise Unreadable(
-                    f"{file.name} ends before the examples of client {client} (or of one after "
-                    "it) do. It was cut off since the store was opened: write it again."
-                )
-            done += more
-
-
-class Unreadable(Exception):
-    """What is wrong with a file of a store."""
-
-
 def _require_free(path: Path) -> None:
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise StoreError.here(
@@ -286,55 +187,17 @@ def _require_free(path: Path) -> None:
         )
 
 
-def _header(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        what = "is a file and no folder" if folder.exists() else "does not exist"
-        raise StoreError.here(
-            f"{folder} {what}. A store of clients is a folder: fg.store(path, clients) writes one."
-        )
-    try:
-        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        unfinished = (
-            " It was being written when that was interrupted: delete it and write it again."
-            if ".writing-" in folder.name
-            else " fg.store(path, clients) writes one."
-        )
-        raise StoreError.here(
-            f"{folder} is no store of clients: it has no {HEADER}.{unfinished}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise _broken(folder, f"{HEADER} cannot be read ({error})") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise StoreError.here(
-            f"{folder} is no store of clients: its {HEADER} is somebody else's. "
-            "fg.store(path, clients) writes one."
-        )
-    if header.get("version") != VERSION:
-        raise StoreError.here(
-            f"{folder} has version {header.get('version')} of the format, and this fedgrad reads "
-            f"version {VERSION}. Write it again, or use the fedgrad that wrote it."
-        )
-    if sys.byteorder != "little":
-        raise StoreError.here(f"{folder}: stores are read on little-endian machines only.")
-    return header
+def keeps(dtype: np.dtype[Any]) -> bool:
+    """Whether a store has such numbers."""
+    return bool(jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_)
 
 
-def _broken(folder: Path, what: str) -> StoreError:
-    return StoreError.here(
-        f"The store {folder} is broken: {what}. Copy it again from where it is whole, or write it "
-        "again."
-    )
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError.here(f"{path} cannot be written: {error.strerror or error}.")
 
 
-def _aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(size + ALIGNED, np.uint8)
-    start = -raw.ctypes.data % ALIGNED
-    return raw[start : start + size].view(dtype).reshape(shape)
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
+def bytes_of(array: np.ndarray) -> memoryview:
+    """The bytes of a contiguous array, to be read or written."""
     return array.reshape(-1).view(np.uint8).data
 
 
@@ -360,10 +223,11 @@ def _json(node: Any) -> Any:
     )
 
 
-def _rebuilt(node: Any) -> Any:
+def rebuilt(node: Any) -> Any:
+    """The structure that JSON describes, with the number of a leaf in each place."""
     if node is None or isinstance(node, int):
         return node
     ((kind, inner),) = node.items()
     if kind == "dict":
-        return {key: _rebuilt(value) for key, value in inner.items()}
-    return {"list": list, "tuple": tuple}[kind](map(_rebuilt, inner))
+        return {key: rebuilt(value) for key, value in inner.items()}
+    return {"list": list, "tuple": tuple}[kind](map(rebuilt, inner))

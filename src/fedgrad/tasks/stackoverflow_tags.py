@@ -103,7 +103,7 @@ def _words(columns: Columns, i: int) -> list[str]:
 
 
 def _tags(columns: Columns, i: int) -> list[str]:
-    return [tag for tag in text(columns["y"][i]).split("|") if tag]
+    return [tag for tag in dict.fromkeys(text(columns["y"][i]).split("|")) if tag]
 
 
 def _vocabularies(clients: Iterable[Columns]) -> dict[str, dict[str, int]]:

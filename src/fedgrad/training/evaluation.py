@@ -1,22 +1,27 @@
 """How good a model is: what is measured, of whom, and how often."""
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.population import Population
+from fedgrad.core.arguments import ClientData
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.primitives import accumulator
 from fedgrad.core.program import Executor, Program, broadcast, program, sum
 from fedgrad.core.types import Batch, Params
 
+Progress = Callable[[int, int], None]  # (clients that are done, of how many)
 # (params, batch) -> one number per example
 Metric = Callable[..., Any]
 
@@ -44,14 +49,15 @@ class Evaluation:
     With `clients`: the mean of metrics over all their examples. `metrics` are functions
     `(params, batch)` that give one number per example (or an `fg.Ratio` of two), by name. It is a
     program, in which only sums leave a client; `batch_size` is how many examples a client works on
-    at a time, 100 if nothing is said. Without clients it is a function of the model, whatever that
-    does.
+    at a time, 100 if nothing is said. Clients on disk that are too many for the device are gone
+    over portion by portion; a cohort, such as `clients.sample(key, 1000)`, is a sample of them,
+    always the same. Without clients it is a function of the model, whatever that does.
     """
 
     def __init__(
         self,
         metrics: Mapping[str, Metric] | Callable[[Any], Mapping[str, Any]],
-        clients: Population | None = None,
+        clients: Population | ClientData | None = None,
         batch_size: int | None = None,
         every: int = 10,
     ) -> None:
@@ -73,18 +79,39 @@ class Evaluation:
                 'fg.Evaluation takes functions by name, such as {"loss": loss}, got '
                 f"{type(metrics).__name__}."
             )
-        if not isinstance(clients, Population):
+        if not isinstance(clients, ClientData):
             raise ArgumentError.here(
                 f"fg.Evaluation takes a population, got {type(clients).__name__}. Write "
                 "fg.population([client_0, client_1, ...])."
             )
         batch_size = 100 if batch_size is None else batch_size
         require_whole("batch_size", batch_size)
-        self.program, self.clients = _means(metrics, batch_size), clients.everyone
+        self.program, self.of = _means(metrics, batch_size), clients
 
-    def __call__(self, params: Params) -> Mapping[str, Any]:
-        """The metrics of a model."""
-        return self.program(params, self.clients) if self.program else self.function(params)
+    @property
+    def clients(self) -> Any:
+        """The cohort of all whose examples count."""
+        return self.of.everyone if isinstance(self.of, Population) else self.of
+
+    def __call__(self, params: Params, progress: Progress | None = None) -> Mapping[str, Any]:
+        """The metrics of a model. `progress` is told how many clients are done, of how many, where
+        they are not all asked at once."""
+        if self.program is None:
+            return self.function(params)
+        if not isinstance(self.of, Population):
+            return self.program(params, self.of)[0]
+        with closing(self.of.portions()) as portions:
+            first = next(portions)
+            if len(first) == len(self.of):
+                return self.program(params, first)[0]
+            sums, done = [], 0
+            for portion in itertools.chain([first], portions):
+                sums.append(self.program(params, portion)[1])
+                jax.block_until_ready(sums[-2:-1])  # one is computed, and no more are in line
+                done += len(portion)
+                if progress is not None:
+                    progress(done, len(self.of))
+            return _quotients(sums)
 
     def on(self, executor: Executor) -> "Evaluation":
         """The same evaluation, run by another executor."""
@@ -160,11 +187,11 @@ class Evaluations:
         """Those that are not due in this round."""
         return Evaluations({n: e for n, e in self.by_name.items() if round % e.every})
 
-    def __call__(self, params: Params) -> dict[str, Any]:
+    def __call__(self, params: Params, progress: Progress | None = None) -> dict[str, Any]:
         """The metrics of a model, by the name of the evaluation where they have one."""
         found: dict[str, Any] = {}
         for name, evaluation in self.by_name.items():
-            metrics = evaluation(params)
+            metrics = evaluation(params, progress)
             if not isinstance(metrics, Mapping):
                 raise ArgumentError.here(
                     f"evaluate={name or ''} gave {type(metrics).__name__}. Give metrics by name, "
@@ -174,6 +201,20 @@ class Evaluations:
         return found
 
 
+def _quotients(sums: list[dict[str, tuple[Any, Any]]]) -> dict[str, np.ndarray]:
+    """The metrics of all portions together, of the sums of each."""
+
+    def total(parts: Any) -> np.ndarray:
+        return np.asarray(parts, np.float64).sum(0)
+
+    def quotient(name: str) -> np.ndarray:
+        tops, bottoms = zip(*(portion[name] for portion in sums), strict=True)
+        with np.errstate(divide="ignore", invalid="ignore"):  # as on the device
+            return np.asarray(total(tops) / total(bottoms), tops[0].dtype)
+
+    return {name: quotient(name) for name in sums[0]}
+
+
 def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
     summed = dict(metrics)
     for name, metric in metrics.items():
@@ -181,7 +222,8 @@ def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
             summed |= {name: metric.part, _whole(name): metric.whole}
 
     @program(clients=CLIENTS)
-    def evaluate(params: Params, clients: Any) -> dict[str, jax.Array]:
+    def evaluate(params: Params, clients: Any) -> Any:
+        """The metrics by name, and of each the two sums whose quotient it is."""
         examples = Examples.of(clients)
         params = broadcast(params)
 
@@ -196,7 +238,8 @@ def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
         zero = jnp.zeros((), accumulator(params))
         totals = sum(examples.fold(add, dict.fromkeys(summed, zero), batch_size))
         count = sum(examples.count).astype(zero.dtype)
-        return {name: totals[name] / totals.get(_whole(name), count) for name in metrics}
+        sums = {name: (totals[name], totals.get(_whole(name), count)) for name in metrics}
+        return {name: top / bottom for name, (top, bottom) in sums.items()}, sums
 
     return evaluate
 

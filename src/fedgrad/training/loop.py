@@ -80,7 +80,7 @@ class Loop:
             metrics = require_metrics(metrics)
             due = self.evaluations.due(round, last=round == self.rounds)
             if due.by_name:
-                metrics = replace(metrics, eval=due(state.params))
+                metrics = replace(metrics, eval=due(state.params, self.display.evaluating))
             _send_home(metrics)
             started.append(Played(round, state, metrics))
             if round == first or len(started) > self.ahead:  # the first one compiles
@@ -118,8 +118,8 @@ class Loop:
             asked = [_asks(c, one, told) for c in self.callbacks if not isinstance(c, Stop)]
             self.stopped = self._reason() or next(filter(None, asked), None)
             if self.stopped and one.round < self.rounds:
-                missed = self.evaluations.missed(one.round)(one.state.params)
-                late = self._fetch(Metrics(eval=missed))
+                missed = self.evaluations.missed(one.round)
+                late = self._fetch(Metrics(eval=missed(one.state.params, self.display.evaluating)))
                 self.history.record(one.round, late)
                 found |= late
         finally:

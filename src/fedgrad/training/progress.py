@@ -30,17 +30,24 @@ class Display:
 
     def __init__(self, line: Line | None = None, first: int = 0, clients: int = 0, rounds: int = 0):
         self.line, self.clients, self.rounds = line, clients, rounds
-        self.first = self.start = first
+        self.first = self.start = self.round = first
         self.began = self.drawn = time.perf_counter()
         self.last: tuple[int, Metrics] | None = None
 
     def show(self, round: int, metrics: Metrics) -> None:
         """A round is over: remember it, and draw it if it is time to."""
-        self.last, now = (round, metrics), time.perf_counter()
+        self.round, self.last, now = round, (round, metrics), time.perf_counter()
         if round == self.first + 1:  # it has compiled, which says nothing about the others
             self.start, self.began = round, now
         if self.line is not None and now - self.drawn >= self.line.seconds:
             self._draw(self.line)
+
+    def evaluating(self, done: int, there: int) -> None:
+        """So many of the clients were asked how good the model is: draw it if it is time to."""
+        now = time.perf_counter()
+        if self.line is not None and now - self.drawn >= self.line.seconds:
+            self.drawn = now
+            self.line.draw(self.round, f"evaluating, {done:,} of {there:,} clients", "")
 
     def close(self) -> None:
         """Training is over: leave the last line where it is."""

@@ -15,6 +15,9 @@ from fedgrad.tasks.data.source import PARTS, Columns, DataError, RawClient, Sour
 
 ZIP = b"PK"
 CLIENT = ("client", "client_id")
+# A RuntimeError is what a zip with a password or with an unknown compression gives.
+UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError,
+              MemoryError)  # fmt: skip
 Divide = Callable[[Columns, str], list[np.ndarray]]
 
 
@@ -27,12 +30,20 @@ class Arrays(Source):
         for part, columns in parts.items():
             whose = next((columns.pop(k) for k in CLIENT if k in columns), None)
             if whose is not None:
+                if np.ndim(whose) != 1:
+                    raise DataError.here(
+                        f"{name}: 'client' says whose each example is, so it is a vector; got "
+                        f"shape {np.shape(whose)}."
+                    )
                 names, index = np.unique(whose, return_inverse=True)
                 rows = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index)))
                 clients = [(str(n), r) for n, r in zip(names, rows, strict=False)]
                 columns = {k: v for k, v in columns.items() if len(v) == len(index)}
             elif divide is not None:
-                divided = divide(columns, part)
+                try:
+                    divided = divide(columns, part)
+                except ValueError as error:
+                    raise DataError.here(f"{name}: {part or 'it'}: {error}.") from error
                 clients = [(f"{part}-{i}", rows) for i, rows in enumerate(divided)]
             else:
                 raise DataError.here(
@@ -53,7 +64,7 @@ class Arrays(Source):
                         parts.setdefault(PARTS[part], {})[rest] = file[name]
                     else:
                         parts.setdefault("", {})[name] = file[name]
-        except (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError) as error:
+        except UNREADABLE as error:
             raise DataError.here(f"{path} cannot be read as npz: {error}.") from error
         parts = {part: {k: v for k, v in c.items() if np.ndim(v)} for part, c in parts.items()}
         return cls(parts, str(path), divide)

@@ -48,14 +48,21 @@ class DataSet:
     divide: Divide | None = None
 
     def picked(self, columns: Columns) -> Columns:
-        """A client's columns by our names."""
+        """A client's columns by our names, which have one entry for each example."""
         found = {}
+        sizes = {}
         for name, known in self.columns.items():
             there = next((k for k in known if k in columns), None)
             if there is not None:
                 found[name] = columns[there]
+                if not isinstance(found[name], list | np.ndarray):
+                    raise ValueError(f"{there} is no list of examples, but {found[name]!r:.40}")
+                sizes[there] = len(found[name])
             elif name not in self.optional:
                 raise ValueError(f"has no {' nor '.join(known)}, but {', '.join(columns)}")
+        if len(set(sizes.values())) > 1:
+            each = ", ".join(f"{size} of {name}" for name, size in sizes.items())
+            raise ValueError(f"has not one of each for every example: {each}")
         return found
 
 
@@ -68,10 +75,17 @@ class Asked:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.clients is not None and self.clients < 1:
-            raise TaskError.here(f"A task needs at least 1 client, got {self.clients}.")
-        if not 0 <= self.validation < 1:
+        if self.clients is not None and not _is_whole(self.clients, least=1):
+            raise TaskError.here(f"A task needs at least 1 client, got {self.clients!r}.")
+        if not _is_whole(self.seed, least=0):
+            raise TaskError.here(f"seed={self.seed!r}: give a whole number of at least 0.")
+        if not isinstance(self.validation, int | float) or not 0 <= self.validation < 1:
             raise TaskError.here(
-                f"validation={self.validation}: give the share of the training clients to set "
+                f"validation={self.validation!r}: give the share of the training clients to set "
                 "aside, between 0 and 1."
             )
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return bool(whole and value >= least)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedgrad.core.errors import needs
 from fedgrad.tasks.data.arrays import Arrays, Divide
-from fedgrad.tasks.data.source import DataError, RawClient, Source
+from fedgrad.tasks.data.source import DataError, RawClient, Source, part_of
 
 
 class Partitions(Source):
@@ -50,7 +50,7 @@ def divided(name: str, divide: Divide) -> Source:
     with _reaching(name):
         found = load_dataset(name)
         parts = {
-            part: {column: list(rows[column]) for column in rows.column_names}
+            part_of(part, name): {column: list(rows[column]) for column in rows.column_names}
             for part, rows in found.items()
         }
     return Arrays(parts, name, divide)

@@ -44,12 +44,16 @@ def _read(path: Path) -> Any:
         raise DataError.here(f"{path} cannot be read: {error}.") from error
     try:
         return json.loads(text)
+    except RecursionError as error:
+        raise DataError.here(f"{path} is no JSON of clients: it is nested too deep.") from error
     except ValueError as error:
-        lines = text.splitlines()
+        lines = text.split("\n")  # and at no other character, which may be within a text
         if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
             raise DataError.here(f"{path} is no JSON: {error}.") from error
     rows = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             rows.append(json.loads(line))
         except ValueError as error:
@@ -62,17 +66,22 @@ def _clients(content: Any, part: str, where: str) -> list[RawClient]:
         return _of_lines(content, part, where)
     if not isinstance(content, dict):
         raise DataError.here(f"{where} holds {type(content).__name__}, not clients by name.")
+    if any(isinstance(content.get(key), str | int) for key in CLIENT):  # a single line
+        return _of_lines([content], part, where)
     if "user_data" not in content:
         return [_of_values(name, values, part, where) for name, values in content.items()]
-    data, users = content["user_data"], content.get("users", [])
-    sizes = content.get("num_samples", [])
-    if not isinstance(data, dict) or set(users) != set(data) or len(sizes) != len(users):
+    data, users, sizes = (content.get(k) for k in ("user_data", "users", "num_samples"))
+    if not isinstance(data, dict) or not isinstance(users, list) or not isinstance(sizes, list):
+        raise DataError.here(f"{where}: `users`, `num_samples` or `user_data` is not LEAF's.")
+    if sorted(map(str, users)) != sorted(data) or len(sizes) != len(users):
         raise DataError.here(
             f"{where}: `users`, `num_samples` and `user_data` do not name the same clients: the "
             "file is not whole."
         )
     for user, size in zip(users, sizes, strict=True):
-        rows = {len(column) for column in data[user].values()}
+        if not isinstance(user, str) or not isinstance(data[user], dict):
+            raise DataError.here(f"{where}: client {user!r} has no columns by name.")
+        rows = {len(column) for column in data[user].values() if isinstance(column, list)}
         if rows != {size}:
             raise DataError.here(f"{where}: client {user!r} has {rows} examples, not {size}.")
     return [RawClient(user, part, data[user]) for user in users]
@@ -95,10 +104,11 @@ def _of_lines(rows: list[Any], part: str, where: str) -> list[RawClient]:
         its_part = part or part_of(row.get("split", ""), where)
         groups.setdefault((its_part, str(row[key])), []).append(row)
     return [
-        RawClient(client, its_part, {name: [row[name] for row in its] for name in _shared(its)})
+        RawClient(client, its_part, {name: [row.get(name) for row in its] for name in _names(its)})
         for (its_part, client), its in groups.items()
     ]
 
 
-def _shared(rows: list[dict[str, Any]]) -> list[str]:
-    return [name for name in rows[0] if all(name in row for row in rows)]
+def _names(rows: list[dict[str, Any]]) -> list[str]:
+    """Of all columns. One that a row lacks has None there, which is refused if it is used."""
+    return list(dict.fromkeys(name for row in rows for name in row))

@@ -15,6 +15,7 @@ from typing import Any
 from fedgrad.clients.on_disk import stored
 from fedgrad.clients.population import Population
 from fedgrad.clients.stored import Writer
+from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data.source import DataError
 
 HEADER = "prepared.json"
@@ -31,8 +32,8 @@ def opened(path: Path, task: str) -> tuple[Population, Population | None, Popula
     """The clients to train, to test and to validate on; nothing is read but what they are."""
     try:
         header = json.loads((path / HEADER).read_text())
-        its_task, version, parts = header["task"], header["format"], header["clients"]
-    except (ValueError, KeyError, TypeError) as error:
+        its_task, version, parts = header["task"], header["format"], dict(header["clients"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError.here(f"{path / HEADER} is broken: {error}.") from error
     if its_task != task:
         raise DataError.here(f"{path} was prepared for the task {its_task!r}, not for {task!r}.")
@@ -41,6 +42,13 @@ def opened(path: Path, task: str) -> tuple[Population, Population | None, Popula
             f"{path} was prepared by another version of fedgrad. Prepare it again."
         )
     found: list[Any] = [stored(path / part) if part in parts else None for part in PARTS]
+    for part, clients in zip(PARTS, found, strict=True):
+        there = None if clients is None else len(clients)
+        if there != parts.get(part) or (part == "train" and not there):
+            raise DataError.here(
+                f"{path} is not whole: it has {there or 'no'} clients to {part}, and should have "
+                f"{parts.get(part, 'some')}. Prepare it again."
+            )
     return found[0], found[1], found[2]
 
 
@@ -56,11 +64,10 @@ def written(
     """Write (part, name, examples) of clients into a folder, and what was learned of all of them.
     Gives how many clients there are of each part."""
     require_free(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     making = path.with_name(f".{path.name}.preparing-{secrets.token_hex(4)}")
-    making.mkdir()
     counts: dict[str, int] = {}
     try:
+        making.mkdir(parents=True)
         with ExitStack() as stack:
             writers: dict[str, Writer] = {}
             for part, name, examples in clients:
@@ -73,6 +80,8 @@ def written(
         (making / HEADER).write_text(json.dumps(header))
         require_free(path)
         os.rename(making, path)
+    except OSError as error:
+        raise TaskError.here(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return counts

@@ -46,7 +46,7 @@ class Source:
 
 def part_of(name: Any, where: str) -> str:
     """train, test or validation, by its name in a file."""
-    if name not in PARTS:
+    if not isinstance(name, str) or name not in PARTS:
         raise DataError.here(
             f"{where}: there is a part {name!r}. Known: {', '.join(filter(None, PARTS))}."
         )

@@ -56,8 +56,8 @@ class Sqlite(Source):
                         "not whole."
                     )
                 found += 1
-                yield RawClient(client, part_of(split, self.name), _columns(examples))
-        if found != sum(count > 0 for count in self.counts.values()):
+                yield RawClient(str(client), part_of(split, self.name), _columns(examples))
+        if found != sum(count != 0 for count in self.counts.values()):
             raise DataError.here(
                 f"{self.name} has examples of {found} clients, and should have those of "
                 f"{len(self.counts)}: the file is not whole."
@@ -76,7 +76,7 @@ class Sqlite(Source):
     def _parsed(self, serialized: Any, client: str) -> dict[str, Any]:
         try:
             return parse_example(serialized)
-        except (IndexError, ValueError, TypeError) as error:
+        except (LookupError, ValueError, TypeError, OverflowError) as error:
             raise DataError.here(
                 f"{self.name}: an example of client {client!r} is no tf.train.Example: {error}."
             ) from error
@@ -94,8 +94,10 @@ def decompressed(path: Path, tick: Tick | None = None) -> Iterator[Path]:
                     unpacked.write(block)
                     if tick:
                         tick("decompressing MB", raw.tell() // MEGABYTE, total // MEGABYTE)
-        except (lzma.LZMAError, EOFError) as error:
-            raise DataError.here(f"{path} cannot be decompressed: {error}.") from error
+        except (lzma.LZMAError, EOFError, OSError) as error:
+            raise DataError.here(
+                f"{path} cannot be decompressed into {folder}: {error}."
+            ) from error
         yield out
 
 
@@ -117,6 +119,8 @@ def parse_example(serialized: bytes) -> dict[str, Any]:
 def _values(kind: int, message: memoryview) -> Any:
     fields = [value for _, value in _fields(message, 1)]
     if kind == 1:
+        if not all(isinstance(value, memoryview) for value in fields):
+            raise ValueError("a number where bytes should be")
         return [bytes(value) for value in fields]
     if kind == 2:
         parts = [
@@ -192,10 +196,11 @@ def _varints(message: memoryview) -> np.ndarray:
 
 
 def _columns(examples: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as columns; a single value is that value, as labels and texts are."""
-    names = set.intersection(*(set(example) for example in examples))
+    """Rows as columns; a single value is that value, as labels and texts are. What an example lacks
+    is None, which is refused if it is used."""
+    names = set().union(*examples)
 
     def plain(value: Any) -> Any:
-        return value[0] if len(value) == 1 else value
+        return value[0] if value is not None and len(value) == 1 else value
 
-    return {name: [plain(example[name]) for example in examples] for name in sorted(names)}
+    return {name: [plain(example.get(name)) for example in examples] for name in sorted(names)}

@@ -1,20 +1,24 @@
 """Values of columns, checked: images, labels, texts. What is wrong is a ValueError."""
 
+import math
 from typing import Any
 
 import numpy as np
 
 
 def images(values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Images of this shape in bytes; floating-point numbers are from 0 to 1."""
+    """Images of this shape, or flat, in bytes; floating-point numbers are from 0 to 1."""
+    if not len(values):
+        return np.zeros((0, *shape), np.uint8)
     found = np.asarray([np.asarray(value) for value in values])
-    if found.size != len(values) * np.prod(shape):
+    its = tuple(n for n in found.shape[1:] if n > 1)  # one channel is none
+    if its not in (shape, (math.prod(shape),)):
         raise ValueError(f"images of shape {found.shape[1:]}, not {shape}")
     if np.issubdtype(found.dtype, np.floating):
         found = np.round(255 * found)
     elif not np.issubdtype(found.dtype, np.integer):
         raise ValueError(f"images are numbers, got {found.dtype}")
-    if found.size and not (found.min() >= 0 and found.max() <= 255):
+    if not (found.min() >= 0 and found.max() <= 255):
         raise ValueError("images with values out of range")
     return found.reshape(len(values), *shape).astype(np.uint8)
 
@@ -22,9 +26,11 @@ def images(values: Any, shape: tuple[int, ...]) -> np.ndarray:
 def whole(values: Any, below: int, dtype: Any) -> np.ndarray:
     """Labels: whole numbers from 0 on."""
     found = np.asarray(values)
+    if found.shape == (0,):
+        return found.astype(dtype)
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
         raise ValueError(f"labels are whole numbers, got {found.dtype} of shape {found.shape}")
-    if found.size and not (found.min() >= 0 and found.max() < below):
+    if not (found.min() >= 0 and found.max() < below):
         raise ValueError(f"labels from {found.min()} to {found.max()}, not from 0 to {below - 1}")
     return found.astype(dtype)
 

@@ -1,0 +1,230 @@
+"""A folder of clients, read client by client (`stored.py` says what is in it)."""
+
+import json
+import os
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.clients.padding import fill
+from fedgrad.clients.stored import (
+    COUNTS,
+    FORMAT,
+    HEADER,
+    NAMES,
+    VERSION,
+    Leaf,
+    bytes_of,
+    keeps,
+    rebuilt,
+)
+from fedgrad.core.errors import StoreError
+
+ALIGNED = 64  # bytes: such buffers are used by XLA on CPUs as they are, without a copy
+
+
+class Unreadable(Exception):
+    """What is wrong with a file of a store."""
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """A folder of clients, as its header says. It holds no open file."""
+
+    path: Path
+    counts: np.ndarray  # of examples, for each client
+    offsets: np.ndarray  # the row at which each client begins
+    leaves: tuple[Leaf, ...]
+    stamps: tuple[int, ...]  # when the file of each leaf was written
+    tree: Any  # the structure of the examples, with the number of a leaf in each place
+    named: bool
+    about: dict[str, Any]
+
+    @staticmethod
+    def of(path: str | os.PathLike[str]) -> "Folder":
+        """What there is, or what is wrong with it."""
+        folder = Path(path)
+        header = _header(folder)
+        try:
+            leaves = tuple(
+                Leaf(
+                    str(x["name"]),
+                    str(x["file"]),
+                    _dtype(x["dtype"]),
+                    tuple(map(index, x["shape"])),
+                )
+                for x in header["leaves"]
+            )
+            clients, examples = int(header["clients"]), int(header["examples"])
+            checksum, tree = header["counts_crc32"], rebuilt(header["tree"])
+            named, about = bool(header["named"]), dict(header["about"])
+            if sorted(jax.tree.leaves(tree)) != list(range(len(leaves))):
+                raise ValueError("its tree has other leaves")
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise _broken(
+                folder, f"{HEADER} is damaged ({type(error).__name__}: {error})"
+            ) from None
+        sizes = {COUNTS: 8 * clients, **{x.file: x.bytes * examples for x in leaves}}
+        stamps = []
+        for file, size in sizes.items():
+            try:
+                found = (folder / file).stat()
+            except OSError as error:
+                raise _broken(folder, f"{file}: {error.strerror}") from None
+            if found.st_size != size:
+                raise _broken(folder, f"{file} has {found.st_size:,} bytes and not {size:,}")
+            stamps.append(found.st_mtime_ns)
+        try:
+            content = (folder / COUNTS).read_bytes()
+        except OSError as error:
+            raise _broken(folder, f"{COUNTS}: {error.strerror}") from None
+        counts = np.frombuffer(content, "<i8")
+        right = zlib.crc32(content) == checksum and counts.sum() == examples
+        if not right or not len(counts) or counts.min() < 1:
+            raise _broken(folder, f"{COUNTS} is damaged")
+        offsets = np.cumsum(counts) - counts
+        return Folder(
+            folder, counts.astype(np.int32), offsets, leaves, tuple(stamps[1:]), tree, named, about
+        )
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one example, all leaves together."""
+        return sum(leaf.bytes for leaf in self.leaves)
+
+    def names(self) -> list[str] | None:
+        """Those of all clients, where they have any."""
+        if not self.named:
+            return None
+        try:
+            names = [json.loads(line) for line in (self.path / NAMES).read_bytes().splitlines()]
+        except (OSError, ValueError) as error:
+            raise _broken(self.path, f"{NAMES} cannot be read ({error})") from None
+        if len(names) != len(self.counts):
+            raise _broken(self.path, f"{NAMES} has {len(names)} names, not {len(self.counts)}")
+        return names
+
+    def read(self, clients: np.ndarray, rows: int) -> Any:
+        """The examples of these clients, one client after another, in arrays of so many rows.
+
+        Raises `Unreadable`, which knows no line of the user's code: this may run in any thread.
+        """
+        filled = int(self.counts[clients].sum())
+        found = []
+        for leaf, stamp in zip(self.leaves, self.stamps, strict=True):
+            array = _aligned((rows, *leaf.shape), leaf.dtype)
+            view = bytes_of(array)
+            try:
+                with open(self.path / leaf.file, "rb", buffering=0) as file:
+                    self._require_unchanged(os.fstat(file.fileno()), leaf, stamp)
+                    for start, place, length in self._runs(clients, leaf.bytes):
+                        file.seek(start)
+                        self._fill(file, view[place : place + length], leaf)
+            except OSError as error:
+                raise Unreadable(f"{self.path / leaf.file}: {error.strerror}") from error
+            fill(array, filled)
+            found.append(array)
+        return jax.tree.map(lambda number: found[number], self.tree)
+
+    def _runs(self, clients: np.ndarray, size: int) -> Iterator[tuple[int, int, int]]:
+        """What is read at once, neighbours together: in bytes where it is in the file, where it
+        goes, and how long it is."""
+        begin, count = self.offsets[clients], self.counts[clients].astype(np.int64)
+        end = begin + count
+        first = np.flatnonzero(np.r_[True, begin[1:] != end[:-1]])
+        last = np.r_[first[1:], len(clients)] - 1
+        place = (np.cumsum(count) - count)[first]
+        table = (begin[first], place, end[last] - begin[first])
+        return zip(*((column * size).tolist() for column in table), strict=True)
+
+    def _fill(self, file: FileIO, view: memoryview, leaf: Leaf) -> None:
+        done = 0
+        while done < len(view):
+            try:
+                more, why = file.readinto(view[done:]), "the file was cut off"
+            except OSError as error:
+                more, why = None, str(error.strerror)
+            if not more:
+                raise self._unreadable(leaf, file.tell(), why)
+            done += more
+
+    def _require_unchanged(self, file: os.stat_result, leaf: Leaf, stamp: int) -> None:
+        """Another store in the same place has its clients elsewhere in its files."""
+        if file.st_size < leaf.bytes * int(self.counts.sum(dtype=np.int64)):
+            raise self._unreadable(leaf, file.st_size, "the file was cut off")
+        if file.st_mtime_ns != stamp:
+            raise Unreadable(
+                f"{self.path / leaf.file}: it was written to since the store was opened. Open it "
+                "again: fg.stored(path)."
+            )
+
+    def _unreadable(self, leaf: Leaf, place: int, why: str) -> Unreadable:
+        client = int(np.searchsorted(self.offsets, place // leaf.bytes, side="right")) - 1
+        return Unreadable(
+            f"{self.path / leaf.file}: the examples of client {client} cannot be read ({why}), as "
+            "they could when the store was opened. Write it again."
+        )
+
+
+def _header(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        what = "is a file and no folder" if folder.exists() else "does not exist"
+        raise StoreError.here(
+            f"{folder} {what}. A store of clients is a folder: fg.store(path, clients) writes one."
+        )
+    try:
+        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        unfinished = (
+            " It was being written when that was interrupted: delete it and write it again."
+            if ".writing-" in folder.name
+            else " fg.store(path, clients) writes one."
+        )
+        raise StoreError.here(
+            f"{folder} is no store of clients: it has no {HEADER}.{unfinished}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise _broken(folder, f"{HEADER} cannot be read ({error})") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise StoreError.here(
+            f"{folder} is no store of clients: its {HEADER} is somebody else's. "
+            "fg.store(path, clients) writes one."
+        )
+    if header.get("version") != VERSION:
+        raise StoreError.here(
+            f"{folder} has version {header.get('version')} of the format, and this fedgrad reads "
+            f"version {VERSION}. Write it again, or use the fedgrad that wrote it."
+        )
+    if sys.byteorder != "little":
+        raise StoreError.here(f"{folder}: stores are read on little-endian machines only.")
+    return header
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    dtype = jnp.dtype(name)
+    if dtype.name != name or not keeps(dtype):
+        raise ValueError(f"dtype {name}")
+    return dtype
+
+
+def _broken(folder: Path, what: str) -> StoreError:
+    return StoreError.here(
+        f"The store {folder} is broken: {what}. Copy it again from where it is whole, or write it "
+        "again."
+    )
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(size + ALIGNED, np.uint8)
+    start = -raw.ctypes.data % ALIGNED
+    return raw[start : start + size].view(dtype).reshape(shape)
