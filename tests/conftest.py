@@ -62,10 +62,10 @@ def pytest_runtest_protocol(item):
     finally:
         for kind in asked:
             jax.config.update(RELAXED[kind][0], STRICT[RELAXED[kind][0]])
-        _forget_what_was_compiled()
+        forget_what_was_compiled()
 
 
-def _forget_what_was_compiled():
+def forget_what_was_compiled():
     """Compiled programs end where they are many: a worker would hold gigabytes of them. (Where
     they are few, it is faster to keep JAX's own.)"""
     global _kept

@@ -24,7 +24,7 @@ if not ALONE:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(ADDRESS, PROCESSES, NUMBER, coordinator_bind_address=ADDRESS)
 
-import conftest  # noqa: E402, F401
+import conftest  # noqa: E402
 import fedgrad as fg  # noqa: E402
 from fedgrad.core.graph import exchanges  # noqa: E402
 from programs import TABLE, assert_same  # noqa: E402
@@ -72,6 +72,7 @@ def run_table():
                 continue  # with its gradient comes the value
             program = derived(case, mode) if mode else case.program
             found[case.name, mode] = run_case(program.on(MESH), args)
+        conftest.forget_what_was_compiled()
     return found
 
 

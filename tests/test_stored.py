@@ -577,3 +577,6 @@ def test_what_a_population_on_disk_cannot_do(disk):
         jax.jit(lambda key: disk.sample(key, 5).count)(KEY)
     with pytest.raises(fg.CohortError, match="There are 40 clients"):
         disk.select([40])
+    for path in (disk.folder.path, str(disk.folder.path)):
+        with pytest.raises(fg.CohortError, match=r"fg\.stored\('.*'\) opens a folder of them"):
+            fg.population(path)

@@ -1,5 +1,6 @@
 """Data of tasks: every kind of file is read, and what is broken is said, with where to get it."""
 
+import contextlib
 import gzip
 import json
 import lzma
@@ -540,6 +541,10 @@ def test_who_is_interrupted_leaves_nothing(tmp_path):
         task("cifar100", data=tmp_path / "out")
     with pytest.raises(TaskError, match="clients= and validation= have no effect"):
         task("emnist", data=tmp_path / "out", clients=3)
+    with pytest.raises(TaskError, match="nor has seed="):
+        task("emnist", data=tmp_path / "out", seed=1)
+    with pytest.raises(fg.StoreError, match="Stores are within it: test, train"):
+        fg.stored(tmp_path / "out")
     for clients in ({"train": 4, "test": 3}, {"test": 3}, None):
         header = {"format": prepared.FORMAT, "task": "emnist", "clients": clients}
         (tmp_path / "out" / prepared.HEADER).write_text(json.dumps(header))
@@ -557,6 +562,35 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     with pytest.raises(TaskError, match="cannot be written: Not a directory") as caught:
         prepare("emnist", path, path / "out")
     assert "Get " not in str(caught.value)  # the data are well
+
+
+@contextlib.contextmanager
+def without_rights(folder):
+    """As somebody who may neither read nor write there."""
+    folder.chmod(0)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o700)
+
+
+def test_what_is_not_ones_own(tmp_path):
+    path = database(tmp_path / "e", emnist_rows())
+    clients = [{"x": np.ones(3)}]
+    tries = {
+        "e cannot be opened: Permission denied": lambda: task("emnist", data=path),
+        "s cannot be read: Permission denied": lambda: fg.stored(tmp_path / "s"),
+        "n cannot be written: Permission denied": lambda: fg.store(tmp_path / "n", clients),
+    }
+    with without_rights(tmp_path):
+        for message, attempt in tries.items():
+            with pytest.raises(fg.FederatedError, match=message):
+                attempt()
 
 
 ENDED = """

@@ -207,6 +207,17 @@ MISUSES = {
     "emnist without clients": (lambda: task("emnist", clients=0), "at least 1 client"),
     "a share of validation": (lambda: task("emnist", validation=1.0), "between 0 and 1"),
     "too few to validate": (lambda: task("emnist", clients=2, validation=1e-9), "Ask for more"),
+    "a size in a list": (lambda: task("emnist", size=["small"]), "Known: paper, small"),
+    "no name": (lambda: task(3), "named by a text, got int"),
+    "no number": (lambda: task("synthetic", beta=float("nan")), "at least 0"),
+    "more labels than examples": (
+        lambda: split.divide({"x": np.zeros(3), "y": np.zeros(4)}, [np.arange(3)]),
+        r"one row per example, got arrays of shapes \[\(3,\), \(4,\)\]",
+    ),
+    "more labels to hold out": (
+        lambda: split.hold_out([{"x": np.zeros(3), "y": np.zeros(4)}], 0.5, RNG),
+        "one row per example",
+    ),
     "data of no kind": (lambda: task("emnist", data=3), "takes a file, a folder"),
 }
 
@@ -658,6 +669,11 @@ WRONG = {
     ),
     "a metric fails": (lambda: own(metrics={"z": fails}), r"metrics\['z'\] .* fails"),
     "metrics without names": (lambda: own(metrics=[squares]), "functions by name"),
+    "metrics by number": (lambda: own(metrics={3: squares}), "functions by name"),
+    "a rate without end": (
+        lambda: own(defaults=fg.tasks.Defaults(client_learning_rate=float("inf"))),
+        "client_learning_rate=inf is not",
+    ),
     "test has other examples": (lambda: own(test=others), r"test are x float32\[4\]"),
     "validation has, too": (lambda: own(validation=others), r"validation are x float32\[4\]"),
     "no defaults": (lambda: own(defaults={"rounds": 3}), "fg.tasks.Defaults"),
@@ -689,6 +705,8 @@ def make(rate: float = 0.5):
     )
 ready = make()
 number = 3
+def wants(rate):
+    return make(rate)
 """
 
 
@@ -710,6 +728,7 @@ def test_a_task_of_ones_own_is_named_by_its_module(module):
         (f"{module}:number", {}, "neither a Task nor a function that gives one, but int"),
         (f"{module}:ready", {"rate": 1.0}, "rate has no effect"),
         (f"{module}:make", {"rat": 1.0}, "Did you mean 'rate'"),
+        (f"{module}:wants", {}, "needs the option 'rate'"),
         ("no_such_module:ready", {}, "no module 'no_such_module'"),
     ):
         with pytest.raises(fg.FederatedError, match=message):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -176,21 +177,28 @@ class Folder:
 
 
 def _header(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        what = "is a file and no folder" if folder.exists() else "does not exist"
+    try:
+        there = stat.S_ISDIR(folder.stat().st_mode)
+        what = "is a file and no folder"
+    except FileNotFoundError:
+        there, what = False, "does not exist"
+    except OSError as error:
+        there, what = False, f"cannot be read: {error.strerror}"
+    if not there:
         raise StoreError.here(
             f"{folder} {what}. A store of clients is a folder: fg.store(path, clients) writes one."
         )
     try:
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        unfinished = (
-            " It was being written when that was interrupted: delete it and write it again."
-            if ".writing-" in folder.name
-            else " fg.store(path, clients) writes one."
-        )
+        advice = "fg.store(path, clients) writes one."
+        within = sorted(file.parent.name for file in folder.glob(f"*/{HEADER}"))
+        if within:
+            advice = f"Stores are within it: {', '.join(within)}."
+        elif ".writing-" in folder.name:
+            advice = "It was being written when that was interrupted: delete it and write it again."
         raise StoreError.here(
-            f"{folder} is no store of clients: it has no {HEADER}.{unfinished}"
+            f"{folder} is no store of clients: it has no {HEADER}. {advice}"
         ) from None
     except (OSError, ValueError) as error:
         raise _broken(folder, f"{HEADER} cannot be read ({error})") from None

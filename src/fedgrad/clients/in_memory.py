@@ -1,5 +1,6 @@
 """A population in memory: all examples of all clients in one store, of which a client is a view."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,6 +94,11 @@ def _everywhere(x: np.ndarray) -> jax.Array:
 
 def examples_of(clients: Sequence[Any]) -> np.ndarray:
     """How many examples each client has, if they are one population."""
+    if isinstance(clients, str | os.PathLike):
+        raise CohortError.here(
+            f"fg.population takes the clients themselves; fg.stored({str(clients)!r}) opens a "
+            "folder of them."
+        )
     if isinstance(clients, dict) or not hasattr(clients, "__len__"):
         raise CohortError.here(
             f"Clients are a list with one pytree for each, got {type(clients).__name__}. "

@@ -181,7 +181,11 @@ class Writer:
 
 
 def _require_free(path: Path) -> None:
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    try:
+        free = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if not free:
         raise StoreError.here(
             f"{path} exists already. A store is written once: remove it, or choose another path."
         )

@@ -69,10 +69,7 @@ def cifar100(
 
     return Task(
         name="cifar100",
-        about=found.about,
-        train=found.train,
-        test=found.test,
-        validation=found.validation,
+        **vars(found),  # train, test, validation, and what is worth knowing about them
         init=lambda key: init(key, form),
         loss=loss,
         metrics={"accuracy": accuracy},

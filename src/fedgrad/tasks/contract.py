@@ -1,5 +1,6 @@
 """What a task promises, checked when it is made: nothing is computed, only shapes are asked for."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,11 @@ def require_task(task: Any) -> None:
     """Refuse what cannot be trained, with the line of the user's code that makes it."""
     _require_populations(task)
     _require_defaults(task)
-    if not isinstance(task.metrics, Mapping):
+    named = isinstance(task.metrics, Mapping) and all(isinstance(m, str) for m in task.metrics)
+    if not named:
         raise TaskError.here(
             f"metrics= takes functions by name, such as {{'accuracy': is_right}}, got "
-            f"{type(task.metrics).__name__}."
+            f"{task.metrics!r:.60}."
         )
     functions = {"init": task.init, "loss": task.loss, **_named(task.metrics)}
     for what, function in functions.items():
@@ -81,7 +83,7 @@ def _require_defaults(task: Any) -> None:
         )
     for name, value in vars(given).items():
         kind = (int, float) if name == "client_learning_rate" else int
-        if isinstance(value, bool) or not isinstance(value, kind) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
             raise TaskError.here(f"defaults: {name}={value!r} is not a number above 0.")
     if given.cohort_size > len(task.train):
         raise TaskError.here(

@@ -1,5 +1,6 @@
 """Handwritten characters, 62 classes, a client for each writer: a small convolutional net."""
 
+import functools
 from typing import Any
 
 import jax
@@ -28,15 +29,12 @@ def emnist(
     seed: int = 0,
 ) -> Task:
     """EMNIST characters; without `data`, drawings that are made here."""
-    wide = sizes.of_size(SIZES, size)
+    first_model = functools.partial(init, wide=sizes.of_size(SIZES, size))
     found = populations(DATA, data, clients, validation, seed)
     return Task(
         name="emnist",
-        about=found.about,
-        train=found.train,
-        test=found.test,
-        validation=found.validation,
-        init=lambda key: init(key, wide),
+        **vars(found),  # train, test, validation, and what is worth knowing about them
+        init=first_model,
         loss=loss,
         metrics={"accuracy": accuracy, "loss": plain_loss},
         defaults=sizes.defaults(size, len(found.train), 20, RATES),

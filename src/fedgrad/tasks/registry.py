@@ -33,6 +33,8 @@ def task(name: str, **options: Any) -> Task:
 
     One of your own is `module:name`, of a `Task` or of a function that makes one.
     """
+    if not isinstance(name, str):
+        raise TaskError.here(f"A task is named by a text, got {type(name).__name__}.")
     if ":" in name:
         return _own(name, options)
     if name not in TASKS:
@@ -63,7 +65,14 @@ def _own(name: str, options: dict[str, Any]) -> Task:
 
 
 def _require_options(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(make).parameters
+    try:
+        parameters = inspect.signature(make).parameters
+    except ValueError:  # of a function that is not written in Python
+        return
+    for its in parameters.values():
+        always = its.kind not in (its.VAR_KEYWORD, its.VAR_POSITIONAL) and its.default is its.empty
+        if always and its.name not in options:
+            raise TaskError.here(f"Task {name!r} needs the option {its.name!r}.")
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for option in options:

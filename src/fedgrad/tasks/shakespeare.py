@@ -40,10 +40,7 @@ def shakespeare(
     found = populations(DATA, data, clients, validation, seed)
     return Task(
         name="shakespeare",
-        about=found.about,
-        train=found.train,
-        test=found.test,
-        validation=found.validation,
+        **vars(found),  # train, test, validation, and what is worth knowing about them
         init=lambda key: init(key, form),
         loss=loss,
         metrics={"accuracy": Ratio(right, places)},

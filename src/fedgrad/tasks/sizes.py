@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 def of_size(sizes: Mapping[str, T], size: str) -> T:
     """What a size means for a task."""
-    if size not in sizes:
+    if not isinstance(size, str) or size not in sizes:
         raise TaskError.here(f"There is no size {size!r}.{nearest(str(size), list(sizes))}")
     return sizes[size]
 

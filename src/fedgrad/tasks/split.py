@@ -131,6 +131,9 @@ def by_column(values: Any) -> list[np.ndarray]:
 
 def divide(examples: Any, parts: list[np.ndarray]) -> list[Any]:
     """The examples (a pytree of arrays with one row each) of each client, for `fg.population`."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(examples)]
+    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
+        raise TaskError.here(f"Every array has one row per example, got arrays of shapes {shapes}.")
     return [jax.tree.map(lambda leaf: np.asarray(leaf)[part], examples) for part in parts]  # noqa: B023
 
 

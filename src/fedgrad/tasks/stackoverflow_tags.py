@@ -43,10 +43,7 @@ def stackoverflow_tags(
     found = populations(DATA, data, clients, validation, seed)
     return Task(
         name="stackoverflow_tags",
-        about=found.about,
-        train=found.train,
-        test=found.test,
-        validation=found.validation,
+        **vars(found),  # train, test, validation, and what is worth knowing about them
         init=lambda key: init(key, form),
         loss=loss,
         metrics={"recall_at_5": Ratio(recalled, tags)},

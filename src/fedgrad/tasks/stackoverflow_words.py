@@ -41,10 +41,7 @@ def stackoverflow_words(
     found = populations(DATA, data, clients, validation, seed)
     return Task(
         name="stackoverflow_words",
-        about=found.about,
-        train=found.train,
-        test=found.test,
-        validation=found.validation,
+        **vars(found),  # train, test, validation, and what is worth knowing about them
         init=lambda key: init(key, form),
         loss=loss,
         metrics={

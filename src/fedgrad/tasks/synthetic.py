@@ -5,6 +5,7 @@ The generator of FedProx (Li et al., 2020), which the client weighting experimen
 their sizes are log-normal: a few clients hold most of the examples.
 """
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -51,7 +52,7 @@ def draw(
 
 def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 100, seed: int = 0) -> Task:
     """Softmax regression, from zero, on Synthetic(alpha, beta); 90 % of each client trains."""
-    if alpha < 0 or beta < 0:
+    if not (0 <= alpha < math.inf and 0 <= beta < math.inf):
         raise TaskError.here(
             f"alpha and beta are standard deviations, at least 0, got {alpha} and {beta}."
         )

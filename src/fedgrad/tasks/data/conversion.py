@@ -37,10 +37,10 @@ def populations(
     """The clients of `data`: a file, a folder, "huggingface", or None for what is made here."""
     asked = Asked(clients, validation, seed)
     if isinstance(data, str | os.PathLike) and prepared.is_prepared(Path(data)):
-        if clients is not None or validation:
+        if clients is not None or validation or seed:
             raise TaskError.here(
-                f"{data} was prepared, so clients= and validation= have no effect. Give them to "
-                "`fedgrad data prepare`."
+                f"{data} was prepared, so clients= and validation= have no effect, nor has seed=. "
+                "Give them to `fedgrad data prepare`."
             )
         return Populations(*prepared.opened(Path(data), dataset.name), about=f"From {data}")
     parts: dict[str, list[Any]] = {"train": [], "test": [], "validation": []}

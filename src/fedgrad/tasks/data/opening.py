@@ -62,7 +62,11 @@ def _source(dataset: DataSet, data: Any, asked: Asked, unpacked: Callable[[Path]
     if str(data).partition(":")[0] == HUGGING_FACE:
         return _of_hugging_face(dataset, str(data).partition(":")[2], its)
     path = Path(data)
-    if path.is_dir():
+    if os.path.isdir(path):
+        try:
+            os.listdir(path)
+        except OSError as error:
+            raise DataError.here(f"{path} cannot be read: {error.strerror}.") from None
         found = Json.folder(path)
         if found is None:
             raise DataError.here(f"{path} is neither a prepared folder nor one of LEAF's.")
@@ -79,8 +83,9 @@ def _of_file(path: Path, divide: Any, unpacked: Callable[[Path], Path]) -> Sourc
     try:
         with path.open("rb") as file:
             start = file.read(64)
-    except OSError as error:
-        raise DataError.here(f"{path} cannot be opened: {error.strerror}.") from None
+    except (OSError, ValueError) as error:  # a name may be none at all
+        reason = getattr(error, "strerror", error)
+        raise DataError.here(f"{path} cannot be opened: {reason}.") from None
     if start.startswith(tff.LZMA):
         return tff.Sqlite(unpacked(path), str(path))
     if start.startswith(tff.SQLITE):

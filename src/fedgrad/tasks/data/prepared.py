@@ -25,7 +25,7 @@ PARTS = ("train", "test", "validation")
 
 def is_prepared(path: Path) -> bool:
     """Whether a folder says that it was prepared."""
-    return (path / HEADER).is_file()
+    return os.path.isfile(path / HEADER)  # False also where that cannot be seen
 
 
 def opened(path: Path, task: str) -> tuple[Population, Population | None, Population | None]:
@@ -54,7 +54,7 @@ def opened(path: Path, task: str) -> tuple[Population, Population | None, Popula
 
 def require_free(path: Path) -> None:
     """Refuse to write over anything."""
-    if path.exists():
+    if os.path.lexists(path):
         raise DataError.here(f"{path} exists already. Remove it, or choose another folder.")
 
 
