@@ -230,6 +230,16 @@ def test_a_choice_is_not_reused_for_another_program():
     assert len(fg.plan(fg.grad(f), X, Z).rules) == 2
 
 
+@pytest.mark.parametrize("mode", ["forward", "reverse", "mixed", "auto"])
+def test_the_derivative_of_a_number_of_python_is_zero(mode):
+    number = fg.program(z=fg.CLIENTS)(lambda x, z: 1.0)
+    value, slope = fg.value_and_grad(number, mode=mode)(X, Z)
+    assert value == 1.0 and slope.shape == X.shape and not slope.any()
+    both = fg.program(z=fg.CLIENTS)(lambda x, z: (2.0, fg.sum(jnp.sin(fg.broadcast(x) * z))))
+    slopes = fg.jacobian(both, mode=mode)(X, Z)
+    assert not slopes[0].any() and slopes[1].any()
+
+
 def test_many_rounds_are_planned_quickly_enough():
     @fg.program(z=fg.CLIENTS)
     def f(x, z):

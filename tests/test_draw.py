@@ -307,6 +307,18 @@ def test_rules_of_a_derivative_are_shown():
     assert any("rules: pull" in words for words in texts(svg(plan)))
 
 
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_the_stages_of_a_derivative_have_the_lines_of_its_program(mode):
+    @fg.program(z=fg.CLIENTS)
+    def twice(x, z):
+        y = fg.sum(jnp.sin(fg.broadcast(x) * z))
+        return jnp.sum(fg.sum(jnp.cos(fg.broadcast(y) * z)))
+
+    shown = text(fg.plan(fg.grad(twice, mode=mode), V, Z))
+    stages = re.findall(r"^│ │ (.*) operations, with own z", shown, re.MULTILINE)
+    assert stages and all(stage.startswith("test_draw.py:") for stage in stages)
+
+
 def test_stages_are_called_by_functions_that_do_not_communicate():
     server, clients = outline(PLANS["one_round"]).items[:2]
     assert (server.title, clients.visits[0].work.title) == ("distill", "local_loss")

@@ -725,3 +725,22 @@ def test_argument_errors_are_type_errors_and_all_are_federated_errors():
     assert issubclass(fg.ArgumentError, TypeError)
     kinds = (fg.PlacementError, fg.CohortError, fg.ArgumentError, fg.PlanError)
     assert all(issubclass(kind, fg.FederatedError) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    "mode", ["auto", fg.CostModel(readdress=True), "forward", "reverse", "mixed"], ids=str
+)
+def test_the_rule_of_a_custom_derivative_captures_no_large_array(mode):
+    @jax.custom_jvp
+    def sine(x):
+        return jnp.sin(x)
+
+    sine.defjvp(lambda primals, tangents: (sine(*primals), tangents[0] * jnp.sum(LARGE)))
+
+    @fg.program(z=fg.CLIENTS)
+    def f(x, z):
+        return jnp.sum(fg.sum(sine(fg.broadcast(x) * z)))
+
+    with pytest.raises(fg.PlacementError, match=r"captured array of shape \(1000, 3\)") as caught:
+        fg.plan(fg.grad(f, mode=mode), X, Z)
+    assert "somewhere in a library" not in str(caught.value)

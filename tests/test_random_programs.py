@@ -151,3 +151,29 @@ def test_local_and_its_derivative(script, loop, chunk):
     found = jax.jit(lambda x: (program(x, Z), jax.grad(scalar(lambda x: program(x, Z)))(x)))(X)
     wanted = jax.jit(lambda x: (plain(x), jax.grad(scalar(plain))(x)))(X)
     assert_same(found, wanted, rtol=1e-7)
+
+
+AGAIN, FORGETFUL = (fg.CostModel(readdress=True, client_memory=memory) for memory in (None, 0))
+MODES = ["forward", "reverse", "mixed", AGAIN, FORGETFUL]
+
+
+@settings(max_examples=20)
+@given(scripts, st.booleans(), st.sampled_from(MODES), st.sampled_from([0, 1]))
+def test_derivatives(script, loop, mode, argnum):
+    if argnum and mode == "forward":
+        mode = "reverse"  # every client has its own derivative, which is not pushed forward
+    if loop and mode == FORGETFUL:
+        mode = AGAIN  # what clients carry from one iteration to the next they have to keep
+    program = federated(script, loop)
+
+    @fg.program(z=fg.CLIENTS)
+    def number(x, z):
+        server, client = program(x, z)[0] if loop else program(x, z)
+        return jnp.sum(jnp.sin(server)) + fg.sum(jnp.sum(jnp.cos(client)))
+
+    def plain(x, z):
+        server, client = stacked(script, loop, x, z)[0] if loop else stacked(script, loop, x, z)
+        return jnp.sum(jnp.sin(server)) + jnp.sum(jnp.cos(client))
+
+    found = fg.value_and_grad(number, argnum, mode)(X, Z)
+    assert_same(found, jax.jit(jax.value_and_grad(plain, argnum))(X, Z), rtol=1e-7)

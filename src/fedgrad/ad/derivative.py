@@ -204,9 +204,14 @@ def _of_inputs(
     def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
         walk = _ByRules(rule_of, back)
         outputs = walk.run(subject.plan, replaced(inputs, subject.wrt, xs))
-        return [outputs[j] for j in subject.results], outputs
+        return _results(subject, outputs), outputs
 
     return fun, [inputs[i] for i in subject.wrt]
+
+
+def _results(subject: Subject, outputs: Sequence[Any]) -> list[Array]:
+    """What is differentiated of the outputs. A constant may still be a number of Python."""
+    return [jnp.asarray(outputs[j]) for j in subject.results]
 
 
 def _at_home(subject: Subject, xs: list[Array], row: Sequence[Array]) -> list[Array]:
@@ -284,7 +289,7 @@ def _meet(
         env.update(zip(crossing, middle, strict=True))
         evaluate(after, env, with_bodies=_ByRules(rule_of, back=True).with_bodies)
         outputs = [read(env, v) for v in graph.outputs]
-        return [outputs[j] for j in subject.results], outputs
+        return _results(subject, outputs), outputs
 
     outputs, results, pulled = _pulled(subject, second, middle)
     blocks = _multiply(pulled, pushed, crossing, xs, results)

@@ -104,15 +104,30 @@ def choose(subject: Subject, cost: CostModel, make: Callable[[Rules], Traced]) -
     def program() -> Plan:
         return _plan(subject, cut(subject.graph))
 
+    taken: list[Traced] = []  # derivatives that there are, whatever they cost
+    mixed: list[PlacementError] = []  # why there is none by some rules
+
     @functools.cache
     def priced(rules: Rules) -> list[Choice]:
-        made = _possible(make, rules)
-        return [] if made is None else _priced(subject, made, cost, program)
+        try:
+            made = _possible(make, rules)
+        except PlacementError as error:
+            # The program itself is fine. What mixes placements is what JAX remembers of the two
+            # branches of a cond, in slots that they share, so other rules may do; or the user's
+            # rule of a custom derivative, so none will.
+            mixed.append(error)
+            return []
+        if made is None:
+            return []
+        taken.append(made)
+        return _priced(subject, made, cost, program)
 
     few = len(subject.units) <= EXHAUSTIVE
     vectors = rule_vectors(subject) if few else _promising(subject, priced)
     found = [choice for rules in vectors for choice in priced(rules)]
     if not found:
+        if mixed and not taken:
+            raise mixed[0]
         if any(is_while(unit) for _, unit in subject.units):
             refuse_forward_by_clients(subject)
         raise PlanError.here(
@@ -131,9 +146,7 @@ def _possible(make: Callable[[Rules], Traced], rules: Rules) -> Traced | None:
     """The derivative by these rules; None if JAX cannot take it that way."""
     try:
         return make(rules)
-    except (PlanError, PlacementError):
-        # The program itself is fine, so what mixes placements is what JAX remembers of the two
-        # branches of a cond, in slots that they share.
+    except PlanError:
         return None
     except (ValueError, TypeError) as error:
         if impossible(error):

@@ -23,6 +23,8 @@ from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import Env, evaluate, read
 from fedgrad.core.graph import Equation, Exchange, Value
 from fedgrad.core.primitives import (
+    Primitive,
+    at_source,
     broadcast_p,
     jax_primitives,
     primitives_inside,
@@ -60,14 +62,22 @@ def plain(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: 
     clients.update(zip(exchange.own, own, strict=True))
     for (_, received), x in zip(exchange.down, sent, strict=True):
         if received not in clients:
-            clients[received] = broadcast_p.bind(x, placement=exchange.placement)
+            clients[received] = _at_its_line(broadcast_p, received, x, exchange.placement)
     stage = exchange.stage
     new = [e for e in stage.equations if not e.outputs or any(v not in clients for v in e.outputs)]
     evaluate(new, clients)
     results = [read(clients, v) for v in stage.outputs]
-    count = len(exchange.up)
-    totals = [sum_p.bind(x, placement=exchange.placement) for x in results[:count]]
-    return [*totals, *results[count:]]
+    totals = [
+        _at_its_line(sum_p, total, x, exchange.placement)
+        for (_, total), x in zip(exchange.up, results, strict=False)
+    ]
+    return [*totals, *results[len(totals) :]]
+
+
+def _at_its_line(primitive: Primitive, made: Value, x: Any, placement: str) -> Any:
+    """Communication belongs to the user's line that made `made` with it."""
+    with at_source(made.origin.source):
+        return primitive.bind(x, placement=placement)
 
 
 def local(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: Env) -> list[Any]:
