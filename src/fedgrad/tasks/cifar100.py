@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.types import Batch, Key, Params
-from fedgrad.tasks import layers, scores, sizes, split
+from fedgrad.tasks import layers, scores, split
 from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import generated
-from fedgrad.tasks.data.conversion import populations
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.values import images, whole
-from fedgrad.tasks.task import Task
+from fedgrad.tasks.from_data import FromData, Model
 
 CLASSES = 100
 CROP = slice(4, 28)  # the middle 24 x 24
@@ -46,35 +45,6 @@ SUPERCLASS = np.array([
 ])
 # fmt: on
 RATES = {"small": 0.1, "paper": 10**-1.5}  # of clients; the paper's for FedAvgM
-
-
-def cifar100(
-    size: str = "small",
-    data: Any = None,
-    clients: int | None = None,
-    validation: float = 0.0,
-    seed: int = 0,
-) -> Task:
-    """CIFAR-100, split by Pachinko; without `data`, patterns that are made here."""
-    form = sizes.of_size(SIZES, size)
-    found = populations(DATA, data, clients, validation, seed)
-
-    def loss(params: Params, batch: Batch) -> jax.Array:
-        """Cross entropy of each example."""
-        return scores.cross_entropy(logits(params, batch["x"], form), batch["y"])
-
-    def accuracy(params: Params, batch: Batch) -> jax.Array:
-        """1 for each example whose class scores highest, else 0."""
-        return scores.is_right(logits(params, batch["x"], form), batch["y"])
-
-    return Task(
-        name="cifar100",
-        **vars(found),  # train, test, validation, and what is worth knowing about them
-        init=lambda key: init(key, form),
-        loss=loss,
-        metrics={"accuracy": accuracy},
-        defaults=sizes.defaults(size, len(found.train), 20, RATES),
-    )
 
 
 def init(key: Key, form: Form = SIZES["paper"]) -> Params:
@@ -173,3 +143,18 @@ DATA = DataSet(
     about="Generated patterns in 20 classes, not CIFAR-100",
     origin=Origin("cifar100.sqlite.lzma", hugging_face="uoft-cs/cifar100"),
 )
+
+
+def _model(form: Form) -> Model:
+    def loss(params: Params, batch: Batch) -> jax.Array:
+        """Cross entropy of each example."""
+        return scores.cross_entropy(logits(params, batch["x"], form), batch["y"])
+
+    def accuracy(params: Params, batch: Batch) -> jax.Array:
+        """1 for each example whose class scores highest, else 0."""
+        return scores.is_right(logits(params, batch["x"], form), batch["y"])
+
+    return Model(lambda key: init(key, form), loss, {"accuracy": accuracy})
+
+
+cifar100 = FromData(DATA, SIZES, RATES, batch_size=20, model=_model)

@@ -1,44 +1,22 @@
 """Handwritten characters, 62 classes, a client for each writer: a small convolutional net."""
 
-import functools
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedgrad.core.types import Batch, Key, Params
-from fedgrad.tasks import layers, scores, sizes
+from fedgrad.tasks import layers, scores
 from fedgrad.tasks.data import generated
-from fedgrad.tasks.data.conversion import populations
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.values import images, whole
-from fedgrad.tasks.task import Task
+from fedgrad.tasks.from_data import FromData, Model
 
 CLASSES = 62
 # Channels of both convolutions, and the size of the hidden layer.
 SIZES = {"small": (8, 16, 64), "paper": (32, 64, 128)}
 RATES = {"small": 0.1, "paper": 10**-1.5}  # of clients; the paper's for FedAvgM
-
-
-def emnist(
-    size: str = "small",
-    data: Any = None,
-    clients: int | None = None,
-    validation: float = 0.0,
-    seed: int = 0,
-) -> Task:
-    """EMNIST characters; without `data`, drawings that are made here."""
-    first_model = functools.partial(init, wide=sizes.of_size(SIZES, size))
-    found = populations(DATA, data, clients, validation, seed)
-    return Task(
-        name="emnist",
-        **vars(found),  # train, test, validation, and what is worth knowing about them
-        init=first_model,
-        loss=loss,
-        metrics={"accuracy": accuracy, "loss": plain_loss},
-        defaults=sizes.defaults(size, len(found.train), 20, RATES),
-    )
 
 
 def init(key: Key, wide: tuple[int, int, int] = SIZES["paper"]) -> Params:
@@ -91,4 +69,14 @@ DATA = DataSet(
     generate=generated.characters,
     about="Generated drawings of ten made-up characters, not EMNIST",
     origin=Origin("emnist_all.sqlite.lzma", "FEMNIST of LEAF", "flwrlabs/femnist", "writer_id"),
+)
+
+emnist = FromData(
+    DATA,
+    SIZES,
+    RATES,
+    batch_size=20,
+    model=lambda form: Model(
+        lambda key: init(key, form), loss, {"accuracy": accuracy, "loss": plain_loss}
+    ),
 )

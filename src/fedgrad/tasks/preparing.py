@@ -4,17 +4,17 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedgrad.tasks import cifar100, emnist, shakespeare, stackoverflow_tags, stackoverflow_words
 from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import prepared
 from fedgrad.tasks.data.conversion import converted, learned
 from fedgrad.tasks.data.dataset import Asked, DataSet
 from fedgrad.tasks.data.opening import opened
 from fedgrad.tasks.data.source import Tick
+from fedgrad.tasks.from_data import FromData
+from fedgrad.tasks.registry import TASKS
 
 PREPARED: Mapping[str, DataSet] = {
-    module.DATA.name: module.DATA
-    for module in (cifar100, emnist, shakespeare, stackoverflow_tags, stackoverflow_words)
+    name: task.data for name, task in TASKS.items() if isinstance(task, FromData)
 }
 
 

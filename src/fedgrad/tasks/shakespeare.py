@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.types import Batch, Key, Params
-from fedgrad.tasks import layers, scores, sizes
+from fedgrad.tasks import layers, scores
 from fedgrad.tasks.data import generated
-from fedgrad.tasks.data.conversion import populations
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.tokens import BOS, EOS, FIRST, OOV, PAD
 from fedgrad.tasks.data.values import text
-from fedgrad.tasks.task import Task
+from fedgrad.tasks.from_data import FromData, Model
 from fedgrad.training.evaluation import Ratio
 
 LENGTH = 80
@@ -26,26 +25,6 @@ TOKENS = FIRST + len(CHARACTERS)
 # Size of an embedding, of an LSTM, and how many of these.
 SIZES = {"small": (8, 64, 1), "paper": (8, 256, 2)}
 RATES = {"small": 1.0, "paper": 1.0}  # of clients; the paper's for FedAvgM
-
-
-def shakespeare(
-    size: str = "small",
-    data: Any = None,
-    clients: int | None = None,
-    validation: float = 0.0,
-    seed: int = 0,
-) -> Task:
-    """Shakespeare, a client for each role; without `data`, sentences that are made here."""
-    form = sizes.of_size(SIZES, size)
-    found = populations(DATA, data, clients, validation, seed)
-    return Task(
-        name="shakespeare",
-        **vars(found),  # train, test, validation, and what is worth knowing about them
-        init=lambda key: init(key, form),
-        loss=loss,
-        metrics={"accuracy": Ratio(right, places)},
-        defaults=sizes.defaults(size, len(found.train), 4, RATES),
-    )
 
 
 def init(key: Key, form: tuple[int, int, int] = SIZES["paper"]) -> Params:
@@ -112,4 +91,12 @@ DATA = DataSet(
     origin=Origin(
         "shakespeare.sqlite.lzma", "Shakespeare of LEAF", "flwrlabs/shakespeare", "character_id"
     ),
+)
+
+shakespeare = FromData(
+    DATA,
+    SIZES,
+    RATES,
+    batch_size=4,
+    model=lambda form: Model(lambda key: init(key, form), loss, {"accuracy": Ratio(right, places)}),
 )

@@ -2,21 +2,19 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.types import Batch, Key, Params
-from fedgrad.tasks import layers, scores, sizes
+from fedgrad.tasks import layers, scores
 from fedgrad.tasks.data import generated
-from fedgrad.tasks.data.conversion import populations
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.tokens import frequent
 from fedgrad.tasks.data.values import text
-from fedgrad.tasks.task import Task
+from fedgrad.tasks.from_data import FromData, Model
 from fedgrad.training.evaluation import Ratio
 
 WORDS, TAGS = 10_000, 500
@@ -24,31 +22,9 @@ LENGTH, MOST_TAGS = 100, 5  # of one example; what is more is cut off
 MOST = 1_000  # examples of a client
 BATCH = 32
 NONE = -1  # no word, or no tag
+# The small model knows the 1,000 most frequent words and 50 most frequent tags, of the same data.
 SIZES = {"small": (1_000, 50), "paper": (WORDS, TAGS)}
 RATES = {"small": 10.0, "paper": 100.0}  # of clients; the paper's for FedAvgM
-
-
-def stackoverflow_tags(
-    size: str = "small",
-    data: Any = None,
-    clients: int | None = None,
-    validation: float = 0.0,
-    seed: int = 0,
-) -> Task:
-    """Stack Overflow, tags; without `data`, sentences that are made here.
-
-    The small model knows the 1,000 most frequent words and 50 most frequent tags, of the same data.
-    """
-    form = sizes.of_size(SIZES, size)
-    found = populations(DATA, data, clients, validation, seed)
-    return Task(
-        name="stackoverflow_tags",
-        **vars(found),  # train, test, validation, and what is worth knowing about them
-        init=lambda key: init(key, form),
-        loss=loss,
-        metrics={"recall_at_5": Ratio(recalled, tags)},
-        defaults=sizes.defaults(size, len(found.train), BATCH, RATES),
-    )
 
 
 def init(key: Key, form: tuple[int, int] = SIZES["paper"]) -> Params:
@@ -133,4 +109,14 @@ DATA = DataSet(
     generate=generated.posts,
     about="Generated sentences in a made-up language, not Stack Overflow",
     origin=Origin("stackoverflow.sqlite.lzma"),
+)
+
+stackoverflow_tags = FromData(
+    DATA,
+    SIZES,
+    RATES,
+    batch_size=BATCH,
+    model=lambda form: Model(
+        lambda key: init(key, form), loss, {"recall_at_5": Ratio(recalled, tags)}
+    ),
 )

@@ -8,48 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.types import Batch, Key, Params
-from fedgrad.tasks import layers, scores, sizes
+from fedgrad.tasks import layers, scores
 from fedgrad.tasks.data import generated
-from fedgrad.tasks.data.conversion import populations
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.tokens import BOS, EOS, FIRST, OOV, PAD, frequent
 from fedgrad.tasks.data.values import text
-from fedgrad.tasks.task import Task
+from fedgrad.tasks.from_data import FromData, Model
 from fedgrad.training.evaluation import Ratio
 
 LENGTH = 20
 WORDS = 10_000
 MOST = 1_000  # examples of a client
 # Words, size of an embedding, and of the LSTM.
+# The small model knows the 1,000 most frequent words only, of the same data.
 SIZES = {"small": (1_000, 32, 64), "paper": (WORDS, 96, 670)}
 RATES = {"small": 2.0, "paper": 10**-0.5}  # of clients; the paper's for FedAvgM
-
-
-def stackoverflow_words(
-    size: str = "small",
-    data: Any = None,
-    clients: int | None = None,
-    validation: float = 0.0,
-    seed: int = 0,
-) -> Task:
-    """Stack Overflow, next word; without `data`, sentences that are made here.
-
-    The small model knows the 1,000 most frequent words only, of the same data.
-    """
-    form = sizes.of_size(SIZES, size)
-    found = populations(DATA, data, clients, validation, seed)
-    return Task(
-        name="stackoverflow_words",
-        **vars(found),  # train, test, validation, and what is worth knowing about them
-        init=lambda key: init(key, form),
-        loss=loss,
-        metrics={
-            "accuracy": Ratio(right, places),
-            "accuracy_of_words": Ratio(right_words, words),
-        },
-        defaults=sizes.defaults(size, len(found.train), 32, RATES),
-    )
 
 
 def init(key: Key, form: tuple[int, int, int] = SIZES["paper"]) -> Params:
@@ -132,4 +106,16 @@ DATA = DataSet(
     generate=generated.posts,
     about="Generated sentences in a made-up language, not Stack Overflow",
     origin=Origin("stackoverflow.sqlite.lzma"),
+)
+
+stackoverflow_words = FromData(
+    DATA,
+    SIZES,
+    RATES,
+    batch_size=32,
+    model=lambda form: Model(
+        lambda key: init(key, form),
+        loss,
+        {"accuracy": Ratio(right, places), "accuracy_of_words": Ratio(right_words, words)},
+    ),
 )

@@ -1,0 +1,59 @@
+"""Tasks whose clients come from files: the same options, whatever the model is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedgrad.core.errors import nearest
+from fedgrad.core.types import Key, Params
+from fedgrad.tasks.contract import Defaults, PerExample, TaskError
+from fedgrad.tasks.data.conversion import populations
+from fedgrad.tasks.data.dataset import DataSet
+from fedgrad.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a task has besides its clients."""
+
+    init: Callable[[Key], Params]
+    loss: PerExample
+    metrics: Mapping[str, PerExample]
+
+
+@dataclass(frozen=True)
+class FromData:
+    """Makes the task that reads these data. `sizes` has the form of a model to try things with and
+    of the paper's, `rates` the learning rate of clients that suits each; `model` makes one of its
+    form."""
+
+    data: DataSet
+    sizes: Mapping[str, Any]
+    rates: Mapping[str, float]
+    batch_size: int
+    model: Callable[[Any], Model]
+
+    def __call__(
+        self,
+        size: str = "small",
+        data: Any = None,
+        clients: int | None = None,
+        validation: float = 0.0,
+        seed: int = 0,
+    ) -> Task:
+        """The task; without `data`, with examples that are made here."""
+        if not isinstance(size, str) or size not in self.sizes:
+            known = list(self.sizes)
+            raise TaskError.here(f"There is no size {size!r}.{nearest(str(size), known)}")
+        found = populations(self.data, data, clients, validation, seed)
+        return Task(
+            name=self.data.name,
+            **vars(found),  # train, test, validation, and what is worth knowing about them
+            **vars(self.model(self.sizes[size])),
+            defaults=self._defaults(size, len(found.train)),
+        )
+
+    def _defaults(self, size: str, clients: int) -> Defaults:
+        """The paper's rounds of 50 clients, or a few small ones; never more than there are."""
+        cohort, rounds = (50, 1500) if size == "paper" else (10, 100)
+        return Defaults(min(cohort, clients), self.batch_size, self.rates[size], rounds)
