@@ -11,8 +11,8 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -73,12 +73,11 @@ class Writer:
             json.dumps(self.about)
         except TypeError as error:
             raise StoreError.here(f"about= is written as JSON: {error}.") from None
-        self.folder = self.path.with_name(f".{self.path.name}.writing-{secrets.token_hex(4)}")
+        self.closing = ExitStack()
         try:
-            self.folder.mkdir(parents=True)
+            self.folder = self.closing.enter_context(appearing(self.path))
         except OSError as error:
             raise _unwritable(self.path, error) from error
-        self.closing = ExitStack()
         self.files: list[BinaryIO] = []
         self.names = self._open(NAMES)
         return self
@@ -89,15 +88,15 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            with suppress(OSError):  # of a full disk, once more
+                self.closing.__exit__(kind, error, trace)
+            return
         try:
-            if error is None:
+            with self.closing:
                 self._finish()
         except OSError as failed:
             raise _unwritable(self.path, failed) from failed
-        finally:
-            with suppress(OSError):  # of a full disk, once more
-                self.closing.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, examples: Any, name: str | None = None) -> None:
         """One more client: a pytree of arrays with one row for each example."""
@@ -173,11 +172,23 @@ class Writer:
         for file in (*self.files, self.names):
             file.flush()
             os.fsync(file.fileno())
-        self.closing.close()
         if not self.named:
+            self.names.close()
             (self.folder / NAMES).unlink()
         _require_free(self.path)
-        os.rename(self.folder, self.path)
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A hidden folder beside `path`, to write to: it gets that name when this is left. If it is
+    left by an error, nothing stays."""
+    hidden = path.with_name(f".{path.name}.writing-{secrets.token_hex(4)}")
+    hidden.mkdir(parents=True)
+    try:
+        yield hidden
+        os.rename(hidden, path)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _require_free(path: Path) -> None:

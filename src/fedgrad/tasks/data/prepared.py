@@ -5,8 +5,6 @@ The folder gets its name when it is whole. Whoever is interrupted leaves nothing
 
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 from fedgrad.clients.on_disk import stored
 from fedgrad.clients.population import Population
-from fedgrad.clients.stored import Writer
+from fedgrad.clients.stored import Writer, appearing
 from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data.source import DataError
 
@@ -64,24 +62,20 @@ def written(
     """Write (part, name, examples) of clients into a folder, and what was learned of all of them.
     Gives how many clients there are of each part."""
     require_free(path)
-    making = path.with_name(f".{path.name}.preparing-{secrets.token_hex(4)}")
     counts: dict[str, int] = {}
     try:
-        making.mkdir(parents=True)
-        with ExitStack() as stack:
-            writers: dict[str, Writer] = {}
-            for part, name, examples in clients:
-                if part not in writers:
-                    writers[part] = stack.enter_context(Writer(making / part))
-                writers[part].add(examples, name=name)
-                counts[part] = counts.get(part, 0) + 1
-        (making / "known.json").write_text(json.dumps(known))
-        header = {"format": FORMAT, "task": task, "clients": counts}
-        (making / HEADER).write_text(json.dumps(header))
-        require_free(path)
-        os.rename(making, path)
+        with appearing(path) as making:
+            with ExitStack() as stack:
+                writers: dict[str, Writer] = {}
+                for part, name, examples in clients:
+                    if part not in writers:
+                        writers[part] = stack.enter_context(Writer(making / part))
+                    writers[part].add(examples, name=name)
+                    counts[part] = counts.get(part, 0) + 1
+            (making / "known.json").write_text(json.dumps(known))
+            header = {"format": FORMAT, "task": task, "clients": counts}
+            (making / HEADER).write_text(json.dumps(header))
+            require_free(path)
     except OSError as error:
         raise TaskError.here(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
     return counts
