@@ -35,7 +35,13 @@ def made(seeds=10, shift=None, examples=(5, 50), task="emnist", **arrays):
         "curves": list(CURVES),
         "learned": list(training.LEARNED),
     }
-    arrays = {"rounds": np.array([0, 10, 20]), "loss": falling, "metric": metric, "exponent": q, **arrays}
+    arrays = {
+        "rounds": np.array([0, 10, 20]),
+        "loss": falling,
+        "metric": metric,
+        "exponent": q,
+        **arrays,
+    }
     settings = asdict(training.Settings(OnTask(task), seeds=seeds, rounds=20))
     return Results("client-weighting", settings, facts, arrays)
 
@@ -47,7 +53,11 @@ def claim(results):
 
 def test_the_claim_can_hold():
     found = claim(made())
-    assert found.holds is True and "On emnist" in found.statement and "as on all five" in found.statement
+    assert (
+        found.holds is True
+        and "On emnist" in found.statement
+        and "as on all five" in found.statement
+    )
     assert "over 10 seeds" in found.evidence and "Significant" not in found.evidence
     first = compared(made(), "metric")["from 1", "fixed 1"]
     low, high = first.interval
@@ -91,7 +101,9 @@ def test_a_seed_that_diverges_counts_and_is_told():
     assert "Diverged: 1 of q = 1, by examples, 1 of q learned from 1." in claim(results).evidence
     one = judged_tables(results)[0]
     assert [row[-1] for row in one.rows] == ["1 of 10", "0 of 10", "1 of 10", "0 of 10"]
-    assert not any("nan" in cell for table in judged_tables(results) for r in table.rows for cell in r)
+    assert not any(
+        "nan" in cell for table in judged_tables(results) for r in table.rows for cell in r
+    )
 
 
 def judged_tables(results):
@@ -103,7 +115,8 @@ def test_tables_say_what_was_compared():
     how, metric, loss = judged_tables(results)
     values = results.arrays["metric"][0]
     assert how.rows[0][:2] == [
-        "q = 1, by examples", f"{100 * values.mean():.2f} % ± {100 * values.std():.2f}"
+        "q = 1, by examples",
+        f"{100 * values.mean():.2f} % ± {100 * values.std():.2f}",
     ]
     assert how.rows[2][3] == "1.00 (1.00 to 1.00)" and "Made for a test" in how.title
     assert [row[0] for row in metric.rows] == [row[0] for row in loss.rows]

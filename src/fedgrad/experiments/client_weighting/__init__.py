@@ -1,6 +1,7 @@
 """Learned client weighting on Synthetic(1, 1): a client counts n^q, and q is learned."""
 
 from fedgrad.experiments.client_weighting.claims import claims
+from fedgrad.experiments.client_weighting.on_task import on_task
 from fedgrad.experiments.client_weighting.shown import figures, tables
 from fedgrad.experiments.client_weighting.training import Settings, run
 from fedgrad.experiments.experiment import Experiment
@@ -20,4 +21,5 @@ CLIENT_WEIGHTING = Experiment(
     figures=figures,
     tables=tables,
     claims=claims,
+    on=on_task,
 )

@@ -1,17 +1,19 @@
 """What the paper says about learned weighting on its five tasks, against these results."""
 
+from collections.abc import Mapping
+
 from fedgrad.experiments.client_weighting.on_task.outcome import (
     JUDGED,
     SCALE,
+    Pair,
     alike,
     compared,
     diverged,
 )
 from fedgrad.experiments.client_weighting.on_task.shown import TITLES, Unit, versus
+from fedgrad.experiments.client_weighting.on_task.sizes import PAPER
 from fedgrad.experiments.paired import LEVEL, Compared, least_p
 from fedgrad.experiments.results import Claim, Results
-
-PAPER = ("cifar100", "emnist", "shakespeare", "stackoverflow_tags", "stackoverflow_words")
 
 
 def claims(results: Results) -> list[Claim]:
@@ -21,17 +23,19 @@ def claims(results: Results) -> list[Claim]:
     statement = f"On {task}, learned weighting makes no significant difference ({theirs} tasks)."
     found = compared(results, "metric")
     holds, why = _verdict(results, found)
-    return [Claim(statement, holds, " ".join([why, _numbers(results, found), _lost(results)]).strip())]
+    return [
+        Claim(statement, holds, " ".join([why, _numbers(results, found), _lost(results)]).strip())
+    ]
 
 
-def _verdict(results: Results, found: dict) -> tuple[bool | None, str]:
+def _verdict(results: Results, found: Mapping[Pair, Compared]) -> tuple[bool | None, str]:
     least = least_p(min(len(found[pair].differences) for pair in JUDGED), len(JUDGED))
     seeds = results.settings["seeds"]
     if alike(results):
         n = results.facts["examples"]["least"]
         return None, (
-            f"Every client has {n} examples, so q has no effect here, nor has it in the paper where "
-            "that is so: what differs is rounding."
+            f"Every client has {n} examples, so q has no effect here (nor in the paper, where "
+            "that is so): what differs is rounding."
         )
     if least >= LEVEL:
         return None, (
@@ -43,11 +47,11 @@ def _verdict(results: Results, found: dict) -> tuple[bool | None, str]:
     return not some, f"Significant: {told}." if some else ""
 
 
-def _numbers(results: Results, found: dict) -> str:
+def _numbers(results: Results, found: Mapping[Pair, Compared]) -> str:
     unit = Unit.of(results)
 
-    def one(pair: tuple[str, str], p: str) -> str:
-        its: Compared = found[pair]
+    def one(pair: Pair, p: str) -> str:
+        its = found[pair]
         low, high = its.interval
         return (
             f"{versus(pair)} {unit.signed(its.mean)} ({unit.signed(low)} to {unit.signed(high)}), "
@@ -56,8 +60,8 @@ def _numbers(results: Results, found: dict) -> str:
 
     judged = "; ".join(one(pair, f"{found[pair].corrected:.2g}") for pair in JUDGED)
     return (
-        f"Mean difference in {unit.name} over {results.settings['seeds']} seeds, its 95 % interval, "
-        f"and p corrected for {len(JUDGED)} comparisons: {judged}. For scale, "
+        f"Mean difference in {unit.name} over {results.settings['seeds']} seeds, its 95 % "
+        f"interval, and p corrected for {len(JUDGED)} comparisons: {judged}. For scale, "
         f"{one(SCALE, f'{found[SCALE].p:.2g}')}."
     )
 

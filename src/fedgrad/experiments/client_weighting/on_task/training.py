@@ -1,18 +1,18 @@
 """Train with q fixed and learned, with the same seeds."""
 
-import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 import fedgrad as fg
-from fedgrad.experiments.experiment import OnTask, Progress, announce
+from fedgrad.experiments.experiment import OnTask, Progress
 from fedgrad.experiments.results import Results
+from fedgrad.experiments.trials import Training, how_many_together, run_trials
 
 STARTS = (1.0, 0.0)  # of q: by examples, and uniform
 # The curves, in the order in which they lie along the first axis of the results.
@@ -36,37 +36,30 @@ class Settings:
 
 
 def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
-    """All curves of all seeds. Both starts of q are trained side by side."""
+    """All curves of all seeds."""
     task = settings.on.make()
     judged = _judged(task, settings)
-    kinds = algorithms(settings, task)
-    found: list[list[fg.History]] = []
-    first = []
-    for seed in range(settings.seeds):
-        key = jax.random.key(seed)
-        first.append(float(judged["train"](task.init(key))["loss"]))
-        histories = []
-        for kind, algorithm in kinds.items():
-            announce(progress, f"seed {seed + 1} of {settings.seeds}: q {kind}, from 1 and from 0")
-            starts = fg.hyper.replace(algorithm.hyper, {"weight_exponent": jnp.asarray(STARTS)})
-            with warnings.catch_warnings():
-                # A run that diverges is counted as one, and the others go on.
-                warnings.filterwarnings("ignore", "The loss of round", RuntimeWarning)
-                result = fg.fit(
-                    fg.side_by_side(algorithm, starts),
-                    task.train,
-                    params=task.init(key),
-                    rounds=settings.rounds,
-                    cohort_size=min(settings.on.cohort_size, len(task.train)),
-                    key=key,
-                    evaluate=judged,
-                    out=out / "runs" / f"seed-{seed}-{kind}",
-                    progress=progress,
-                )
-            histories.append(result.history)
-        found.append(histories)
     (metric,) = judged["test"].metrics or ()
-    loss = _curves(found, "eval.train.loss")
+    training = Training(
+        task,
+        settings.rounds,
+        min(settings.on.cohort_size or task.defaults.cohort_size, len(task.train)),
+        judged,
+        lambda history: _recorded(history, metric),
+    )
+    # Both starts of a seed follow each other, so that they can run side by side.
+    seeds = [seed for seed in range(settings.seeds) for _ in STARTS]
+    starts = {"weight_exponent": np.tile(np.asarray(STARTS, np.float32), settings.seeds)}
+    kinds, folder = algorithms(settings, task), out / "runs"
+    together = how_many_together(training, kinds["learned"], starts, seeds, folder / "together.txt")
+    found = {
+        kind: _curves(
+            run_trials(training, algorithm, starts, seeds, folder / kind, together, progress)
+        )
+        for kind, algorithm in kinds.items()
+    }
+    loss = np.concatenate([found[kind]["loss"] for kind in kinds])
+    first = [float(judged["train"](task.init(jax.random.key(s)))["loss"]) for s in seeds[::2]]
     start = np.broadcast_to(np.asarray(first)[None, :, None], (*loss.shape[:2], 1))
     return Results(
         experiment="client-weighting",
@@ -80,13 +73,13 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
             "learned": list(LEARNED),
         },
         arrays={
-            "rounds": np.concatenate([[0], found[0][0].rounds("eval.train.loss")]),
+            "rounds": np.concatenate([[0], found["fixed"]["rounds"][0, 0]]),
             # curve x seed x evaluation: the mean over training examples of some clients
             "loss": np.concatenate([start, loss], axis=2),
-            # curve x seed: over all test examples, after the last round
-            "metric": _curves(found, f"eval.test.{metric}")[:, :, -1],
+            # curve x seed: over test examples, after the last round
+            "metric": np.concatenate([found[kind]["metric"][:, :, -1] for kind in kinds]),
             # learned curve x seed x round: used in it
-            "exponent": _curves([h[1:] for h in found], "hyper.weight_exponent"),
+            "exponent": found["learned"]["exponent"],
         },
     )
 
@@ -111,26 +104,18 @@ def _judged(task: fg.tasks.Task, settings: Settings) -> dict[str, fg.Evaluation]
     what is held out; or the loss, and on training examples, where it has nothing else."""
     metric, function = next(iter(task.metrics.items()), ("loss", task.loss))
     held_out = task.train if task.test is None else task.test
-    # Many clients have few examples, and a batch is as long for them as for others.
-    batch = min(20, task.defaults.batch_size)
+
+    def of(metrics: Any, clients: fg.Population, most: int | None, every: int) -> fg.Evaluation:
+        # A batch of which clients fill little is work for nothing.
+        usual = 20 if clients.counts is None else int(np.median(clients.counts))
+        few = most is not None and most < len(clients)
+        asked = clients.sample(jax.random.key(0), most, role="evaluation") if few else clients
+        return fg.Evaluation(metrics, asked, min(max(5, usual), 20), every)
+
     return {
-        "train": fg.Evaluation(
-            {"loss": task.loss},
-            _some(task.train, settings.eval_clients),
-            batch,
-            settings.eval_every,
-        ),
-        "test": fg.Evaluation(
-            {metric: function}, _some(held_out, settings.test_clients), batch, settings.rounds
-        ),
+        "train": of({"loss": task.loss}, task.train, settings.eval_clients, settings.eval_every),
+        "test": of({metric: function}, held_out, settings.test_clients, settings.rounds),
     }
-
-
-def _some(clients: fg.Population, most: int | None) -> Any:
-    """So many of the clients at most, always the same."""
-    if most is None or most >= len(clients):
-        return clients
-    return clients.sample(jax.random.key(0), most, role="evaluation")
 
 
 def _examples(task: fg.tasks.Task) -> dict[str, Any]:
@@ -147,7 +132,24 @@ def _examples(task: fg.tasks.Task) -> dict[str, Any]:
     }
 
 
-def _curves(found: list[list[fg.History]], metric: str) -> np.ndarray:
-    """The metric of both starts of each kind: curve x seed x round."""
-    seeds = [np.concatenate([history[metric].T for history in kinds]) for kinds in found]
-    return np.stack(seeds, axis=1)
+def _recorded(history: fg.History, metric: str) -> dict[str, np.ndarray]:
+    """What is kept of a run: evaluations, or rounds, along the first axis."""
+    loss = np.asarray(history["eval.train.loss"])
+    at = np.asarray(history.rounds("eval.train.loss"))
+    kept = {
+        "loss": loss,
+        "metric": np.asarray(history[f"eval.test.{metric}"]),
+        "rounds": np.broadcast_to(at.reshape(-1, *[1] * (loss.ndim - 1)), loss.shape),
+    }
+    learned = fg.Metrics.of(history).hyper
+    if "weight_exponent" in learned:
+        kept["exponent"] = np.asarray(learned["weight_exponent"])
+    return kept
+
+
+def _curves(trials: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What is recorded of each trial, by its start and its seed: start x seed x what it is."""
+    return {
+        name: np.stack([values[i :: len(STARTS)] for i in range(len(STARTS))])
+        for name, values in trials.items()
+    }
