@@ -136,8 +136,9 @@ def _price(training: Training, algorithm: fg.Algorithm) -> _Price:
         start = time.perf_counter()
         jax.block_until_ready(compiled(args, cohorts))
         seconds.append(time.perf_counter() - start)
-    needed = (needs.temp_size_in_bytes, needs.argument_size_in_bytes, needs.output_size_in_bytes)
-    return _Price(sum(needed), min(seconds))
+    kinds = ("temp", "argument", "output")
+    needed = sum(getattr(needs, f"{kind}_size_in_bytes", 0) for kind in kinds)
+    return _Price(needed, min(seconds))
 
 
 def _room() -> float:
