@@ -39,7 +39,7 @@ class Training:
         key = jax.random.key(seed)
         with warnings.catch_warnings():
             # Some of the rates that are drawn are much too high.
-            warnings.filterwarnings("ignore", "The loss of round", RuntimeWarning)
+            warnings.filterwarnings("ignore", ".*The loss of round", RuntimeWarning)
             result = fg.fit(
                 algorithm,
                 self.task.train,
@@ -70,7 +70,8 @@ def run_trials(
     """
     parts, begun, ran = [], time.monotonic(), 0
     for group in _groups(seeds, together):
-        name = f"trials-{group.start + 1}-to-{group.stop}"
+        first, last = group.start + 1, group.stop
+        name = f"trial-{last}" if first == last else f"trials-{first}-to-{last}"
         kept = folder / f"{name}.npz"
         if not kept.exists():
             left = _left(time.monotonic() - begun, ran, len(seeds) - group.start)
@@ -136,8 +137,9 @@ def _price(training: Training, algorithm: fg.Algorithm) -> _Price:
         start = time.perf_counter()
         jax.block_until_ready(compiled(args, cohorts))
         seconds.append(time.perf_counter() - start)
-    needed = (needs.temp_size_in_bytes, needs.argument_size_in_bytes, needs.output_size_in_bytes)
-    return _Price(sum(needed), min(seconds))
+    kinds = ("temp", "argument", "output")
+    needed = sum(getattr(needs, f"{kind}_size_in_bytes", 0) for kind in kinds)
+    return _Price(needed, min(seconds))
 
 
 def _room() -> float:

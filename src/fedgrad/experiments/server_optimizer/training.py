@@ -1,6 +1,7 @@
 """FedAvgM with its server's learning rate and momentum fixed, and learned, over many trials."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
             settings.rounds,
             on.cohort_size or task.defaults.cohort_size,
             evaluations,
-            lambda history, task=task: _recorded(history, task, settings),
+            partial(_recorded, task, settings),
         )
         begins, made = starts(settings, task), algorithms(settings, task)
         names = list(begins[DEFAULT])
@@ -162,7 +163,7 @@ def _evaluated(settings: Settings) -> np.ndarray:
 
 
 def _recorded(
-    history: fg.History, task: fg.tasks.Task, settings: Settings
+    task: fg.tasks.Task, settings: Settings, history: fg.History
 ) -> dict[str, np.ndarray]:
     """What is kept of a run, in the rounds in which it was evaluated (along the first axis): the
     metrics, the hyperparameters, and how often the guard has stepped in so far."""
