@@ -9,9 +9,9 @@ import pytest
 
 import fedgrad as fg
 from fedgrad.experiments import Results, experiment, load, reproduce, show
-from fedgrad.experiments.client_weighting.on_task import claims as judged
 from fedgrad.experiments.client_weighting.on_task import training
 from fedgrad.experiments.client_weighting.on_task.outcome import JUDGED, compared, ended
+from fedgrad.experiments.client_weighting.on_task.sizes import PAPER
 from fedgrad.experiments.experiment import OnTask
 
 CURVES = (*training.FIXED, *training.LEARNED)
@@ -47,7 +47,7 @@ def made(seeds=10, shift=None, examples=(5, 50), task="emnist", **arrays):
 
 
 def claim(results):
-    (found,) = judged.claims(results)
+    (found,) = experiment("client-weighting", results.facts["task"]).claims(results)
     return found
 
 
@@ -99,20 +99,18 @@ def test_a_seed_that_diverges_counts_and_is_told():
     assert len(compared(results, "metric")["from 1", "fixed 1"].differences) == 10
     assert len(compared(results, "loss")["from 1", "fixed 1"].differences) == 9
     assert "Diverged: 1 of q = 1, by examples, 1 of q learned from 1." in claim(results).evidence
-    one = judged_tables(results)[0]
+    one = tables_of(results)[0]
     assert [row[-1] for row in one.rows] == ["1 of 10", "0 of 10", "1 of 10", "0 of 10"]
-    assert not any(
-        "nan" in cell for table in judged_tables(results) for r in table.rows for cell in r
-    )
+    assert not any("nan" in cell for table in tables_of(results) for r in table.rows for cell in r)
 
 
-def judged_tables(results):
+def tables_of(results):
     return experiment("client-weighting", results.facts["task"]).tables(results)
 
 
 def test_tables_say_what_was_compared():
     results = made(shift={"fixed 0": 0.05})
-    how, metric, loss = judged_tables(results)
+    how, metric, loss = tables_of(results)
     values = results.arrays["metric"][0]
     assert how.rows[0][:2] == [
         "q = 1, by examples",
@@ -223,7 +221,7 @@ def bare():
         {"x": rng.normal(size=(1, 2)).astype(np.float32), "y": np.ones(1, np.float32)}
         for _ in range(4)
     ]
-    return fg.tasks.Task(fg.population(clients), lambda key: {"w": jnp.zeros(2)}, loss)
+    return fg.tasks.Task(fg.population(clients), lambda key: {"w": jnp.zeros(2, jnp.float32)}, loss)
 
 
 def test_a_task_of_ones_own_needs_no_metrics(tmp_path):
@@ -242,7 +240,7 @@ def test_the_papers_numbers_are_a_size():
     paper = experiment("client-weighting", "emnist").settings("paper")
     assert (paper.on.cohort_size, paper.rounds, paper.server_learning_rate) == (50, 1500, 1.0)
     assert paper.on.options == {"size": "paper"} and paper.hyper_learning_rate == 0.01
-    for task in (*judged.PAPER, "synthetic", "digits"):
+    for task in (*PAPER, "synthetic", "digits"):
         sizes = experiment("client-weighting", task).sizes
         assert set(sizes) == {"quick", "default", "full", "paper"}
         assert sizes["default"].seeds >= 10 or task == "cifar100"
