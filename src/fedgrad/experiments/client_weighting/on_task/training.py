@@ -49,7 +49,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     )
     # Both starts of a seed follow each other, so that they can run side by side.
     seeds = [seed for seed in range(settings.seeds) for _ in STARTS]
-    starts = {"weight_exponent": np.tile(np.asarray(STARTS, np.float32), settings.seeds)}
+    starts = {"weight_exponent": np.tile(STARTS, settings.seeds)}
     kinds, folder = algorithms(settings, task), out / "runs"
     together = how_many_together(training, kinds["learned"], starts, seeds, folder / "together.txt")
     found = {
