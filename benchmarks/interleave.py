@@ -55,7 +55,7 @@ class Failed(Exception):
 
 
 class Live:
-    """A competitor's worker process."""
+    """A competitor's worker process, which has to be waited for until it is ready."""
 
     def __init__(self, competitor: Competitor) -> None:
         self.competitor = competitor
@@ -71,11 +71,10 @@ class Live:
             stderr=self.log,
             text=True,
         )
-        try:
-            self.ready = self._answer()
-        except BaseException:
-            self.close()
-            raise
+
+    def wait(self) -> dict[str, Any]:
+        """What it says when it is ready."""
+        return self._answer()
 
     def play(self, i: int) -> dict[str, float]:
         """Run round i and wait for it."""
@@ -125,14 +124,21 @@ def run(
     who are slow in the last round to warm up take no further part.
     """
     live: dict[str, Live] = {}
+    versions: dict[str, dict[str, str]] = {}
     answers: dict[str, list[dict[str, float]]] = {}
     try:
         for competitor in competitors:
             try:
                 live[competitor.name] = Live(competitor)
-                answers[competitor.name] = []
-            except (PeerUnavailable, Failed) as reason:
+            except PeerUnavailable as reason:
                 _skip(competitor.name, reason)
+        for name in list(live):  # they get ready side by side
+            try:
+                versions[name] = live[name].wait()["versions"]
+                answers[name] = []
+            except Failed as reason:
+                _skip(name, reason)
+                live.pop(name).close()
         for i in range(warmup + rounds):
             if i == warmup:
                 for name in [n for group in groups for n in _slow(group, answers)]:
@@ -148,7 +154,6 @@ def run(
                     _skip(name, reason)
                     live.pop(name).close()
                     answers.pop(name)
-        versions = {name: one.ready["versions"] for name, one in live.items()}
     finally:
         for one in live.values():
             one.close()

@@ -25,7 +25,7 @@ from paper_tasks import MOMENTUM, SERVER_RATE, Workload, client_keys, shuffled, 
 from fedgrad.algorithms.objective import takes_key
 from fedgrad.tasks import layers
 
-# (params, mean update, momentum) and the mean loss, of a round's clients
+# (params, momentum, clients, key) -> (params, momentum, mean loss)
 Round = Callable[[Any, Any, np.ndarray, jax.Array], tuple[Any, Any, jax.Array]]
 
 
@@ -182,7 +182,7 @@ def _loop(clients: Clients) -> Round:
         n, value, gradient = clients.slope(params, store, rows, noise, count, i)
         return _moved(params, gradient, clients.rate), loss + n * value
 
-    @partial(jax.jit, donate_argnums=(0, 2))
+    @partial(jax.jit, donate_argnums=0)
     def add(total: Any, params: Any, end: Any, share: Any) -> Any:
         (update, loss), (end, its_loss) = total, end
         update = jax.tree.map(lambda t, a, b: t + share * (a - b), update, params, end)

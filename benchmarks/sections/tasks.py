@@ -10,16 +10,16 @@ from table import competitors
 
 from sections.rounds import compare
 
-# Of each task: its clients, how many take part in a round, and how many examples of each.
-SIZES: dict[str, dict[str, Any]] = {
-    "emnist": {"clients": 30, "cohort": 10},
-    "cifar100": {"clients": 30, "cohort": 10, "most": 20},
-    "shakespeare": {"clients": 30, "cohort": 10},
-    "stackoverflow_words": {"clients": 30, "cohort": 10},
-    "stackoverflow_tags": {"clients": 30, "cohort": 10},
+# Of each task: rounds to time, its clients, how many take part in a round, and the most examples of
+# each, so that a round takes a few seconds.
+SIZES: dict[str, tuple[int, dict[str, Any]]] = {
+    "emnist": (8, {"clients": 30, "cohort": 10}),
+    "cifar100": (5, {"clients": 30, "cohort": 4, "most": 20}),
+    "shakespeare": (6, {"clients": 30, "cohort": 10, "most": 12}),
+    "stackoverflow_words": (6, {"clients": 30, "cohort": 10, "most": 64}),
+    "stackoverflow_tags": (12, {"clients": 30, "cohort": 10}),
 }
-QUICK = {"size": "small", "clients": 4, "cohort": 3, "most": 10}
-ROUNDS = 6
+QUICK = (1, {"size": "small", "clients": 4, "cohort": 3, "most": 10})
 
 ONE, TWO, PFL = "fedgrad", "fedgrad, 2 devices", ("pfl, 2 threads", "pfl, 2 processes")
 BY_HAND = ("jax scan", "jax vmap", "jax loop")
@@ -28,19 +28,22 @@ BY_HAND_ON_TWO = ("jax dealt, 2 devices",)
 
 def run(quick: bool) -> dict[str, Any]:
     """By task: medians and ratios, and whether everybody has the same model."""
-    return {name: _task(name, QUICK if quick else size, quick) for name, size in SIZES.items()}
+    sizes = dict.fromkeys(SIZES, QUICK) if quick else SIZES
+    return {name: _task(name, rounds, size, quick) for name, (rounds, size) in sizes.items()}
 
 
-def _task(name: str, size: dict[str, Any], quick: bool) -> dict[str, Any]:
-    chosen = competitors(name, **size)
+def _task(name: str, rounds: int, size: dict[str, Any], quick: bool) -> dict[str, Any]:
+    groups = (BY_HAND, BY_HAND_ON_TWO, PFL)
+    wanted = {ONE, TWO, *(n for group in groups for n in (group[:1] if quick else group))}
+    chosen = [c for c in competitors(name, **size) if c.name in wanted]
     same = True
     if any(c.own_noise for c in chosen):
-        print(f"[tasks] {name}: everybody without dropout, whose weights are compared", flush=True)
-        plain = [c for c in competitors(name, **size, dropout=False) if c.name in (ONE, *PFL)]
+        print(f"[tasks] {name}: the weights of all, without dropout", flush=True)
+        plain = [c for c in competitors(name, **size, dropout=False) if c.name in wanted]
+        plain = [c for c in plain if c.name == ONE or c.venv == "pfl"]
         same = all(one["agrees"] for one in interleave.run(plain, 1, 0).values())
-    print(f"[tasks] {name}: {len(chosen)} competitors, {size}", flush=True)
-    groups = (BY_HAND, BY_HAND_ON_TWO, PFL)
-    found = interleave.run(chosen, *((1, 2) if quick else (ROUNDS, 2)), groups)
+    print(f"[tasks] {name}: {len(chosen)} competitors, {rounds} rounds", flush=True)
+    found = interleave.run(chosen, rounds, 2, groups)
     fastest = min((ONE, TWO), key=lambda ours: found[ours]["median_ms"])
     pairs = [
         (ONE, "JAX by hand, 1 device", BY_HAND),
