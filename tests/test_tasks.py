@@ -456,15 +456,15 @@ def test_a_task_of_the_papers_size_has_the_papers_settings(model):
 
 @pytest.mark.parametrize("name", [n for n in SMALL if n not in CLASSIFIERS])
 def test_a_papers_task_is_learned_by_a_few_clients(name):
-    """Some rounds of FedAvg: losses stay finite and fall."""
+    """Some rounds of FedAvgM, for which the rates are chosen: losses stay finite and fall."""
     made = task(name, **SMALL[name])
     rate = made.defaults.client_learning_rate
-    algorithm = fg.fed_avg(made.loss, fg.local_training(rate, batch_size=10))
+    algorithm = fg.fed_avgm(made.loss, fg.local_training(rate, batch_size=10))
     result = fg.fit(
         algorithm,
         made.train,
         params=made.init(jax.random.key(0)),
-        rounds=4,
+        rounds=6,
         cohort_size=len(made.train),
         key=jax.random.key(1),
         progress=False,

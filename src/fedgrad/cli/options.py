@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from fedgrad.core.errors import nearest
+from fedgrad.tasks import TASKS
 
 WIDE = 110
 
@@ -25,6 +26,11 @@ def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
         return word
 
     return read
+
+
+def task(word: str) -> str:
+    """The name of a task, or module:name."""
+    return word if ":" in word else one_of("task", TASKS)(word)
 
 
 def whole(word: str) -> int:

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgrad.cli import options as read
-from fedgrad.experiments import EXPERIMENTS, Reproduction, reproduce
+from fedgrad.experiments import EXPERIMENTS, ExperimentError, Reproduction, reproduce
+from fedgrad.experiments import experiment as find
 from fedgrad.experiments.results import score
 from fedgrad.report.write import write_experiment_report
 from fedgrad.training.files import RunFolderError
@@ -35,6 +36,7 @@ Run an experiment of the paper, check each of its claims against what is measure
 figures, tables and a report. Nothing is downloaded.
 
 {chr(10).join(f"  fedgrad reproduce {name} --quick" for name in EXPERIMENTS)}
+  fedgrad reproduce server-optimizer --task emnist --task-option data=emnist_all.sqlite
 
 experiments:
 {_listed()}
@@ -62,7 +64,13 @@ def add_command(commands: Any) -> None:
                        default="default", help="small: to see that it works")
     group.add_argument("--full", dest="size", action="store_const", const="full",
                        help="large: more seeds, more trials")
-    add("--out", type=Path, metavar="DIR", help="default: out/NAME, or out/NAME-quick, -full")
+    group.add_argument("--paper", dest="size", action="store_const", const="paper",
+                       help="on a task: the paper's models, trials and rounds (days)")
+    add("--task", metavar="TASK", type=read.task,
+        help="on this task, of those of `fedgrad tune`, or module:name")
+    add("--task-option", metavar="NAME=VALUE", type=read.pairs, action=read.Merge, default={},
+        dest="task_options", help="of the task, like data=FILE or clients=100; repeatable")
+    add("--out", type=Path, metavar="DIR", help="default: out/NAME, out/NAME-TASK-quick, ...")
     add("--check", action="store_true",
         help=f"exit with {DOES_NOT_HOLD} if a claim that was tested does not hold")
     # fmt: on
@@ -72,18 +80,20 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the experiment, write its report, and say which claims hold."""
-    experiment, size = EXPERIMENTS[options.name], options.size
-    suffix = "" if size == "default" else f"-{size}"
-    folder = options.out or Path("out") / f"{experiment.name}{suffix}"
+    experiment, size = find(options.name, options.task, options.task_options), options.size
+    words = [experiment.name, options.task and options.task.replace(":", ".")]
+    words.append(None if size == "default" else size)
+    folder = options.out or Path("out") / "-".join(word for word in words if word)
     watched = not (options.quiet or options.json)
     try:
         shown = reproduce(experiment, folder, experiment.settings(size), progress=watched)
-    except RunFolderError as error:
+    except (RunFolderError, ExperimentError) as error:
         error.add_note("(On the command line, out= is --out; remove the folder to start again.)")
         raise
     path = write_experiment_report(folder, experiment, shown)
     said = {
         "experiment": experiment.name,
+        "task": options.task,
         "size": size,
         "folder": folder,
         "claims": [asdict(claim) for claim in shown.claims],

@@ -51,7 +51,7 @@ def add_command(commands: Any) -> None:
     )
     add = command.add_argument
     # fmt: off
-    add("task", metavar="TASK", type=_task, help="what to learn")
+    add("task", metavar="TASK", type=read.task, help="what to learn")
     add("--algorithm", metavar="NAME", type=read.one_of("algorithm", ALGORITHMS),
         help="default: fedavgm")
     add("--learn", metavar="NAMES", type=read.names,
@@ -101,11 +101,6 @@ def add_command(commands: Any) -> None:
     # fmt: on
     read.add_output(command)
     command.set_defaults(run=run)
-
-
-def _task(word: str) -> str:
-    """A name of the table, or module:name."""
-    return word if ":" in word else read.one_of("task", TASKS)(word)
 
 
 def tuning(options: argparse.Namespace) -> Tuning:

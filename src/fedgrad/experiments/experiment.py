@@ -1,12 +1,15 @@
 """What an experiment is, and how it is reproduced: run, saved, drawn, and held to its claims."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 from rich.console import Console
 
 import fedgrad as fg
@@ -16,20 +19,36 @@ Progress = bool | Console  # as for fg.fit
 
 
 @dataclass(frozen=True)
+class OnTask:
+    """A task and how many of its clients take part in a round: as many as it says itself, if
+    nothing is said here."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cohort_size: int | None = None
+
+    def make(self, **more: Any) -> fg.tasks.Task:
+        """The task."""
+        return fg.tasks.task(self.name, **self.options, **more)
+
+
+@dataclass(frozen=True)
 class Experiment:
     """An experiment of the paper.
 
     `run` gives arrays and the names along their axes; everything that is shown is a function of the
-    results, so that it can be drawn again without running anything.
+    results, so that it can be drawn again without running anything. `on(task, options)` is the same
+    experiment on one task: an experiment of its own, whose results have the task among the facts.
     """
 
     name: str
     description: str
-    sizes: Mapping[str, Any]  # settings by name: quick, default, full
+    sizes: Mapping[str, Any]  # settings by name: quick, default, full; on a task also paper
     run: Callable[[Path, Any, Progress], Results]
     figures: Callable[[Results], Mapping[str, fg.charts.Figure]]
     tables: Callable[[Results], list[Table]]
     claims: Callable[[Results], list[Claim]]
+    on: "Callable[[str, Mapping[str, Any]], Experiment] | None" = None
 
     def settings(self, size: str = "default") -> Any:
         """The settings of this size."""
@@ -59,16 +78,32 @@ def reproduce(
     """Run an experiment (or go on with a run that was interrupted) and write all of it to `out`:
     results.json and results.npz, figures, and results.txt with the tables and claims."""
     settings = experiment.settings() if settings is None else settings
-    start = time.perf_counter()
+    _require_same(out / "settings.json", asdict(settings))
+    start, worked = time.perf_counter(), time.process_time()
     results = experiment.run(out, settings, progress)
     facts = {
         **results.facts,
         "seconds": round(time.perf_counter() - start, 1),
+        "processor seconds": round(time.process_time() - worked, 1),
         "versions": {name: version(name) for name in ("fedgrad", "jax", "numpy", "optax")},
     }
     results = replace(results, settings=asdict(settings), facts=facts)
     results.save(out)
     return show(experiment, results, out)
+
+
+def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse to go on with what was begun with other settings."""
+    text = json.dumps(settings, indent=2, default=str)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        begun, asked = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
+        other = sorted(n for n in asked if begun.get(n) != asked[n])
+        raise ExperimentError.here(
+            f"What is in {path.parent} was begun with other settings ({', '.join(other)}). Choose "
+            "another folder, or remove this one to start again."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 def show(experiment: Experiment, results: Results, out: Path) -> Reproduction:
@@ -83,12 +118,28 @@ def show(experiment: Experiment, results: Results, out: Path) -> Reproduction:
     return shown
 
 
-def evaluations_of(task: fg.tasks.Task, every: int) -> dict[str, fg.Evaluation]:
+def evaluations_of(
+    task: fg.tasks.Task, every: int, clients: int | None = None
+) -> dict[str, fg.Evaluation]:
     """What is measured of a model: the loss on what it trains on, the metrics on what it does not
-    see."""
+    see. Of more than so many clients, a sample is asked, always the same."""
+    if task.test is None or not task.metrics:
+        raise ExperimentError.here(
+            f"Task {task.name!r} has no {'metrics' if task.test else 'test='}: an experiment "
+            "compares models by a metric of examples that they were not trained on."
+        )
+
+    def asked(population: fg.Population) -> Any:
+        if clients is None or clients >= len(population):
+            return population
+        return population.sample(jax.random.key(0), clients)
+
+    # Most clients are done in one batch, and few batches are mostly padding.
+    counts = task.train.counts
+    batch = None if counts is None else int(np.clip(np.median(counts), 1, 100))
     return {
-        "train": fg.Evaluation({"loss": task.loss}, task.train, every=every),
-        "test": fg.Evaluation(task.metrics, task.test, every=every),
+        "train": fg.Evaluation({"loss": task.loss}, asked(task.train), batch, every),
+        "test": fg.Evaluation(task.metrics, asked(task.test), batch, every),
     }
 
 

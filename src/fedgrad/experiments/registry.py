@@ -1,6 +1,7 @@
 """Experiments by name."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from fedgrad.experiments.client_weighting import CLIENT_WEIGHTING
 from fedgrad.experiments.experiment import Experiment
@@ -10,8 +11,17 @@ from fedgrad.experiments.server_optimizer import SERVER_OPTIMIZER
 EXPERIMENTS: Mapping[str, Experiment] = {e.name: e for e in (CLIENT_WEIGHTING, SERVER_OPTIMIZER)}
 
 
-def experiment(name: str) -> Experiment:
-    """The experiment of this name."""
+def experiment(
+    name: str, task: str | None = None, options: Mapping[str, Any] | None = None
+) -> Experiment:
+    """The experiment of this name; with a task, the same on that one, made with these options."""
     if name not in EXPERIMENTS:
         raise ExperimentError.here(f"There is no experiment {name!r}.", name, EXPERIMENTS)
-    return EXPERIMENTS[name]
+    found = EXPERIMENTS[name]
+    if task is None:
+        if options:
+            raise ExperimentError.here(f"Options of a task, but no task: {', '.join(options)}.")
+        return found
+    if found.on is None:
+        raise ExperimentError.here(f"Experiment {name!r} does not take a task.")
+    return found.on(task, options or {})

@@ -35,7 +35,7 @@ class Results:
             "facts": dict(self.facts),
             "arrays": shapes,
         }
-        text = json.dumps(words, indent=2, ensure_ascii=False)
+        text = json.dumps(words, indent=2, ensure_ascii=False, default=str)
         (folder / "results.json").write_text(text + "\n", encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ def write_report(folder: Path) -> Path:
         raise ReportError.here(f"There is no folder {folder}.")
     if (folder / "results.json").exists():
         results = load(folder)
-        found = experiment(results.experiment)
+        found = experiment(results.experiment, results.facts.get("task"))
         return write_experiment_report(folder, found, show(found, results, folder))
     return write_run_report(folder)[0]
 

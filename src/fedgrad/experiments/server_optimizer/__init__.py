@@ -1,9 +1,10 @@
 """FedAvgM that learns its server's learning rate and momentum, against fixed ones."""
 
-from fedgrad.experiments.experiment import Experiment
+from fedgrad.experiments.experiment import Experiment, OnTask
 from fedgrad.experiments.server_optimizer.claims import claims
+from fedgrad.experiments.server_optimizer.on_task import on_task
 from fedgrad.experiments.server_optimizer.shown import figures, tables
-from fedgrad.experiments.server_optimizer.training import OnTask, Settings, run
+from fedgrad.experiments.server_optimizer.training import Settings, run
 
 SERVER_OPTIMIZER = Experiment(
     name="server-optimizer",
@@ -33,4 +34,5 @@ SERVER_OPTIMIZER = Experiment(
     figures=figures,
     tables=tables,
     claims=claims,
+    on=on_task,
 )
