@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from environment import PROJECT, PeerUnavailable, python_of  # noqa: E402
 GAP_SECONDS = 0.02
 # Of the norm of the weights. Float32 sums in another order, through ReLUs and many rounds.
 TOLERANCE = {"logistic": 1e-4, "ragged": 1e-4, "cnn": 5e-3}
+TASKS = 5e-3  # of how far a model of the paper's tasks has come
+SLOWER = 1.25  # than the fastest of a group: left out after the rounds to warm up
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Competitor:
     venv: str = PROJECT
     size: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    own_noise: bool = False  # it draws random numbers of its own: nobody else has its weights
 
 
 class Failed(Exception):
@@ -51,7 +55,7 @@ class Failed(Exception):
 
 
 class Live:
-    """A competitor's worker process."""
+    """A competitor's worker process, which has to be waited for until it is ready."""
 
     def __init__(self, competitor: Competitor) -> None:
         self.competitor = competitor
@@ -61,17 +65,16 @@ class Live:
         self.process = subprocess.Popen(
             command,
             cwd=PEERS,
-            env={**os.environ, **competitor.env},
+            env={**os.environ, "PROJECT_PYTHON": str(python_of(PROJECT)), **competitor.env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
         )
-        try:
-            self.ready = self._answer()
-        except BaseException:
-            self.close()
-            raise
+
+    def wait(self) -> dict[str, Any]:
+        """What it says when it is ready."""
+        return self._answer()
 
     def play(self, i: int) -> dict[str, float]:
         """Run round i and wait for it."""
@@ -109,23 +112,38 @@ class Live:
 
 
 def run(
-    competitors: list[Competitor], rounds: int = 20, warmup: int = 2
+    competitors: list[Competitor],
+    rounds: int = 20,
+    warmup: int = 2,
+    groups: Sequence[Sequence[str]] = (),
 ) -> dict[str, dict[str, Any]]:
     """Median milliseconds a round, seconds of the first round and checksum, by competitor.
 
     A competitor that cannot be installed or that fails is left out, visibly. `agrees` is false
-    where the weights of any round differ from those of most competitors.
+    where the weights of any round differ from those of most competitors. Of each of `groups`, those
+    who are slow in the last round to warm up take no further part.
     """
     live: dict[str, Live] = {}
+    versions: dict[str, dict[str, str]] = {}
     answers: dict[str, list[dict[str, float]]] = {}
     try:
         for competitor in competitors:
             try:
                 live[competitor.name] = Live(competitor)
-                answers[competitor.name] = []
-            except (PeerUnavailable, Failed) as reason:
+            except PeerUnavailable as reason:
                 _skip(competitor.name, reason)
+        for name in list(live):  # they get ready side by side
+            try:
+                versions[name] = live[name].wait()["versions"]
+                answers[name] = []
+            except Failed as reason:
+                _skip(name, reason)
+                live.pop(name).close()
         for i in range(warmup + rounds):
+            if i == warmup:
+                for name in [n for group in groups for n in _slow(group, answers)]:
+                    live.pop(name).close()
+                    answers.pop(name)
             names = list(live)
             turn = i % len(names) if names else 0  # nobody always follows the same neighbour
             for name in names[turn:] + names[:turn]:
@@ -136,12 +154,12 @@ def run(
                     _skip(name, reason)
                     live.pop(name).close()
                     answers.pop(name)
-        versions = {name: one.ready["versions"] for name, one in live.items()}
     finally:
         for one in live.values():
             one.close()
-    off = _disagreement(answers)
-    tolerance = {c.name: TOLERANCE[c.workload] for c in competitors}
+    alone = {c.name for c in competitors if c.own_noise}
+    off = _disagreement({name: given for name, given in answers.items() if name not in alone})
+    tolerance = {c.name: TOLERANCE.get(c.workload, TASKS) for c in competitors}
     results = {}
     for name, given in answers.items():
         timed = [answer["seconds"] for answer in given[warmup:]]
@@ -151,11 +169,11 @@ def run(
             "seconds": timed,
             "first_s": given[0]["seconds"],
             "checksum": given[-1]["checksum"],
-            "agrees": off[name] <= tolerance[name],
-            "off": off[name],
+            "agrees": None if name in alone else off[name] <= tolerance[name],
+            "off": off.get(name),
             "versions": versions[name],
         }
-        if not results[name]["agrees"]:
+        if results[name]["agrees"] is False:
             print(f"[interleave] {name}: DISAGREES, by {off[name]:.1e} of the norm", flush=True)
     return results
 
@@ -166,7 +184,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     rows += ["|---|---|---|---|---|---|"]
     fastest = min((r["median_ms"] for r in results.values()), default=1.0)
     for name, r in sorted(results.items(), key=lambda item: -item[1]["median_ms"]):
-        weights = "agree" if r["agrees"] else f"DIFFER ({r['off']:.0e})"
+        weights = {True: "agree", None: "own noise"}.get(r["agrees"]) or f"DIFFER ({r['off']:.0e})"
         rows += [
             f"| {name} | {r['median_ms']:.2f} | {r['best_ms']:.2f} | "
             f"{r['median_ms'] / fastest:.2f} | {r['first_s']:.2f} | {weights} |"
@@ -185,6 +203,14 @@ def _disagreement(answers: dict[str, list[dict[str, float]]]) -> dict[str, float
             # A NaN compares false with everything; it must not pass for agreement.
             worst[name] = max(worst[name], distance) if distance == distance else float("inf")
     return worst
+
+
+def _slow(group: Sequence[str], answers: dict[str, list[dict[str, float]]]) -> list[str]:
+    last = {name: answers[name][-1]["seconds"] for name in group if name in answers}
+    slow = [name for name, seconds in last.items() if seconds > SLOWER * min(last.values())]
+    for name in slow:
+        print(f"[interleave] {name}: left out, {last[name]:.2f} s a round", flush=True)
+    return slow
 
 
 def _skip(name: str, reason: Exception) -> None:

@@ -1,11 +1,13 @@
 """One process of pfl: its own FederatedAveraging and SimulatedBackend on PyTorch.
 
 Users are tensors in memory before the first round, no metrics are evaluated, SGD is the fused one.
+What a round returns is its weights, or a function that gives them.
 On its own as a script it is the second process of `with_pfl`: a round for every number on stdin.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,11 +25,12 @@ from pfl.data.pytorch import PyTorchTensorDataset
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.internal.ops import pytorch_ops
 from pfl.model.pytorch import PyTorchModel
+from pfl_task import Task, User
 from torch import nn
 from torch.nn import functional as F
 from workloads import BATCH, LR, SHAPES, cohort, first_weights, flatten, population, unflatten
 
-Round = Callable[[int], np.ndarray]
+Round = Callable[[int], Any]
 
 
 class Model(nn.Module):
@@ -76,12 +79,40 @@ class Cnn(Model):
         return torch.addmm(self.bias4, x, self.dense2)
 
 
-class Cohorts(FederatedDatasetBase):
-    """All users; `chosen` says who is sampled next. Each process gets its part of them."""
+class Given:
+    """What `build_round` asks for, of `ragged` or `cnn`."""
 
-    def __init__(self, users: list[PyTorchTensorDataset]) -> None:
+    momentum = 0.0
+
+    def __init__(self, workload: str) -> None:
+        self.workload = workload
+        self.rate, self.batch_size = LR[workload], BATCH[workload]
+        self.module = {"ragged": Linear, "cnn": Cnn}[workload]()
+        _load(self.module, unflatten(workload, first_weights(workload)))
+        data, self.users = population(workload), []
+        for c in range(len(data.count)):
+            x, y = data.client(c)
+            images = torch.from_numpy(np.ascontiguousarray(x))
+            if workload == "cnn":
+                images = images.permute(0, 3, 1, 2)
+            self.users.append(PyTorchTensorDataset((images, torch.from_numpy(y).long()), str(c)))
+
+    def cohort(self, i: int) -> list[User]:
+        """Users are tensors already."""
+        chosen = [self.users[c] for c in cohort(self.workload, i)]
+        return [(len(user), lambda user=user: user) for user in chosen]
+
+    def weights(self) -> np.ndarray:
+        """The model, as one vector."""
+        return flatten(self.workload, _weights(self.module))
+
+
+class Cohorts(FederatedDatasetBase):
+    """`chosen` says who is sampled next. Each process gets its part of them."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.users, self.chosen = users, np.arange(0)
+        self.chosen: list[User] = []
 
     def __next__(self) -> tuple[PyTorchTensorDataset, int]:
         raise NotImplementedError("users are asked for by the cohort here")
@@ -90,40 +121,37 @@ class Cohorts(FederatedDatasetBase):
         """The users of this process: the longest first, each to the process with the least work."""
         context = pytorch_ops.distributed
         load, own = [0] * context.world_size, []
-        for c in sorted(self.chosen.tolist(), key=lambda c: -len(self.users[c])):
+        for examples, user in sorted(self.chosen, key=lambda user: -user[0]):
             process = load.index(min(load))
-            load[process] += len(self.users[c])
+            load[process] += examples
             if process == context.global_rank:
-                own.append(c)
-        return ((self.users[c], 0) for c in own)
+                own.append(user)
+        return ((user(), 0) for user in own)
 
 
-def build_round(workload: str, threads: int) -> Round:
-    """A round of `ragged` or `cnn`, of which this process does its part."""
+def build_round(workload: str, threads: int, **task: Any) -> Round:
+    """A round, of which this process does its part. `task`: what a task of the paper is read from
+    (`pfl_task.py`)."""
     torch.set_num_threads(threads)
-    module = {"ragged": Linear, "cnn": Cnn}[workload]()
-    _load(module, unflatten(workload, first_weights(workload)))
+    given: Any = Task(workload, **task) if task else Given(workload)
     model = PyTorchModel(
-        module,
+        given.module,
         local_optimizer_create=lambda p, lr: torch.optim.SGD(p, lr=lr, fused=True),
-        central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+        central_optimizer=torch.optim.SGD(
+            [p for p in given.module.parameters() if p.requires_grad], 1.0, given.momentum
+        ),
     )
-    data, users = population(workload), []
-    for c in range(len(data.count)):
-        x, y = data.client(c)
-        images = torch.from_numpy(np.ascontiguousarray(x))
-        if workload == "cnn":
-            images = images.permute(0, 3, 1, 2)
-        users.append(PyTorchTensorDataset((images, torch.from_numpy(y).long()), str(c)))
-    cohorts = Cohorts(users)
+    cohorts = Cohorts()
     backend = SimulatedBackend(cohorts, cohorts, postprocessors=[WeightByDatapoints()])
     algorithm = FederatedAveraging()
     train = NNTrainHyperParams(
-        local_num_epochs=1, local_learning_rate=LR[workload], local_batch_size=BATCH[workload]
+        local_num_epochs=1,
+        local_learning_rate=given.rate,
+        local_batch_size=given.batch_size,
     )
 
-    def play(i: int) -> np.ndarray:
-        cohorts.chosen = cohort(workload, i)
+    def play(i: int) -> Any:
+        cohorts.chosen = given.cohort(i)
         context = CentralContext(
             current_central_iteration=i,
             do_evaluation=False,
@@ -139,7 +167,7 @@ def build_round(workload: str, threads: int) -> Round:
         )
         statistics, metrics = backend.gather_results(model, algorithm, central_context=context)
         algorithm.process_aggregated_statistics(context, metrics, model, statistics)
-        return flatten(workload, _weights(module))
+        return given.weights()
 
     return play
 
@@ -159,6 +187,6 @@ def _weights(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    play = build_round(sys.argv[1], int(sys.argv[2]))
+    play = build_round(sys.argv[1], int(sys.argv[2]), **json.loads(sys.argv[3]))
     for line in sys.stdin:
         play(int(line))

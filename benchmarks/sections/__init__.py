@@ -16,6 +16,7 @@ from sections import (
     rounds,
     scaling,
     stored,
+    tasks,
     tuning,
 )
 
@@ -41,6 +42,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "logistic": ("FedAvg on logistic regression", rounds.LOGISTIC),
     "ragged": ("FedAvg on a ragged cohort", rounds.RAGGED),
     "cnn": ("FedAvg on the EMNIST CNN", rounds.CNN),
+    "tasks": ("Rounds of the paper's tasks", tasks),
     "fit": ("Training through fit", fit),
     "tuning": ("The cost of self-tuning", tuning),
     "derivatives": ("The cost of a derivative", derivatives),

@@ -32,6 +32,7 @@ def run(quick: bool) -> dict[str, Any]:
                 print(f"[mesh] {name}, {clients} clients", flush=True)
                 live[name, clients] = Live(Competitor(name, "with_mesh", "logistic", size=size))
                 stack.callback(live[name, clients].close)
+                live[name, clients].wait()
         names = list(live)
         for i in range(warmup + rounds):
             answers = {}

@@ -39,7 +39,7 @@ class Rounds:
             of = f", {clients} clients" if clients else ""
             print(f"[{self.workload}] {len(chosen)} competitors{of}", flush=True)
             medians = interleave.run(chosen, *((2, 1) if quick else (rounds, 2)))
-            ratios = [_compare(ours, what, names, medians) for ours, what, names in against]
+            ratios = [compare(ours, what, names, medians) for ours, what, names in against]
             for one in medians.values():
                 del one["seconds"]
             found[str(clients)] = {"competitors": medians, "ratios": [r for r in ratios if r]}
@@ -60,9 +60,10 @@ class Rounds:
         return "\n\n".join(parts)
 
 
-def _compare(
+def compare(
     ours: str, what: str, names: tuple[str, ...], found: dict[str, dict[str, Any]]
 ) -> dict[str, Any] | None:
+    """The ratio of a configuration of fedgrad and the fastest of these, of rounds in pairs."""
     present = [name for name in names if name in found]
     if ours not in found or not present:
         return None  # somebody could not be installed here; `interleave` has said so
