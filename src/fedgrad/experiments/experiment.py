@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
 
 import fedgrad as fg
@@ -134,12 +133,9 @@ def evaluations_of(
             return population
         return population.sample(jax.random.key(0), clients)
 
-    # Most clients are done in one batch, and few batches are mostly padding.
-    counts = task.train.counts
-    batch = None if counts is None else int(np.clip(np.median(counts), 1, 100))
     return {
-        "train": fg.Evaluation({"loss": task.loss}, asked(task.train), batch, every),
-        "test": fg.Evaluation(task.metrics, asked(task.test), batch, every),
+        "train": fg.Evaluation({"loss": task.loss}, asked(task.train), every=every),
+        "test": fg.Evaluation(task.metrics, asked(task.test), every=every),
     }
 
 

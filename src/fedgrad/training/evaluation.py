@@ -49,7 +49,7 @@ class Evaluation:
     With `clients`: the mean of metrics over all their examples. `metrics` are functions
     `(params, batch)` that give one number per example (or an `fg.Ratio` of two), by name. It is a
     program, in which only sums leave a client; `batch_size` is how many examples a client works on
-    at a time, 100 if nothing is said. Clients on disk that are too many for the device are gone
+    at a time, if nothing is said as many as half of the clients have, and at most 100. Clients on disk that are too many for the device are gone
     over portion by portion; a cohort, such as `clients.sample(key, 1000)`, is a sample of them,
     always the same. Without clients it is a function of the model, whatever that does.
     """
@@ -84,7 +84,7 @@ class Evaluation:
                 f"fg.Evaluation takes a population, got {type(clients).__name__}. Write "
                 "fg.population([client_0, client_1, ...])."
             )
-        batch_size = 100 if batch_size is None else batch_size
+        batch_size = _usual_batch(clients) if batch_size is None else batch_size
         require_whole("batch_size", batch_size)
         self.program, self.of = _means(metrics, batch_size), clients
 
@@ -199,6 +199,12 @@ class Evaluations:
                 )
             found |= {name: metrics} if name else metrics
         return found
+
+
+def _usual_batch(clients: Any) -> int:
+    """Half of the clients are done in one batch, so that few batches are mostly padding."""
+    counts = clients.counts if isinstance(clients, Population) else getattr(clients, "count", None)
+    return 100 if counts is None else int(np.clip(np.median(counts), 1, 100))
 
 
 def _quotients(sums: list[dict[str, tuple[Any, Any]]]) -> dict[str, np.ndarray]:
