@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
 import machine  # noqa: E402
+import real_data  # noqa: E402
 import report  # noqa: E402
 from sections import SECTIONS  # noqa: E402
 
@@ -27,7 +28,9 @@ def main() -> None:
     )
     parser.add_argument("section", nargs="*", choices=[[], *SECTIONS], help="default: all")
     parser.add_argument("--quick", action="store_true", help="only see that everything works")
+    parser.add_argument("--data-folder", help="real data of the paper's tasks, see real_data.py")
     options = parser.parse_args()
+    real_data.use(options.data_folder)
     results = report.load()
     failed = []
     for name in options.section or SECTIONS:

@@ -13,6 +13,7 @@ from sections import (
     large,
     memory,
     mesh,
+    paper_models,
     rounds,
     scaling,
     stored,
@@ -52,5 +53,6 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "stored": ("Clients on disk", stored),
     "mesh": ("One and two devices", mesh),
     "flower": ("Rounds on a real federation", flower),
+    "paper_models": ("The paper's models in full size", paper_models),
     "compile": ("Time to compile", compiling),
 }

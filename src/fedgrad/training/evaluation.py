@@ -46,12 +46,13 @@ class Evaluation:
         fg.Evaluation({"loss": loss, "accuracy": is_right}, clients, every=5)
         fg.Evaluation(lambda params: {"norm": jnp.linalg.norm(params["w"])}, every=1)
 
-    With `clients`: the mean of metrics over all their examples. `metrics` are functions
-    `(params, batch)` that give one number per example (or an `fg.Ratio` of two), by name. It is a
-    program, in which only sums leave a client; `batch_size` is how many examples a client works on
-    at a time, if nothing is said as many as half of the clients have, and at most 100. Clients on disk that are too many for the device are gone
-    over portion by portion; a cohort, such as `clients.sample(key, 1000)`, is a sample of them,
-    always the same. Without clients it is a function of the model, whatever that does.
+    With `clients`: the mean of metrics over all their examples. `metrics` are functions `(params,
+    batch)` that give one number per example (or an `fg.Ratio` of two), by name. It is a program, in
+    which only sums leave a client; `batch_size` is how many examples a client works on at a time,
+    if nothing is said as many as half of the clients have, and at most 100. Clients on disk that
+    are too many for the device are gone over portion by portion; a cohort, such as
+    `clients.sample(key, 1000)`, is a sample of them, always the same. Without clients it is a
+    function of the model, whatever that does.
     """
 
     def __init__(

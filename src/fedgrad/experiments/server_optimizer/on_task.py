@@ -41,9 +41,8 @@ LAPTOPS: Mapping[str, Settings] = {
     "stackoverflow_tags": replace(
         LAPTOP,
         tasks=(OnTask("stackoverflow_tags", cohort_size=50),),
-        trials=30,
-        seeds=10,
-        rounds=200,
+        trials=20,
+        rounds=100,
         eval_every=20,
         evaluated_clients=500,
     ),

@@ -1,5 +1,6 @@
 """The best of n trials, trial against trial, trajectories, and a table of how trials ended."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -101,6 +102,8 @@ def _table(results: Results, task: str) -> Table:
         "training loss is not finite, or above its start); how many it takes to be as good as the "
         "best of all fixed ones; in how many the guard stepped in"
     )
+    about = results.facts.get("about", {}).get(task)
+    title += f". The data: {about}" if about else ""
     return Table(title, header, rows)
 
 
@@ -134,12 +137,18 @@ def _best_of_n(results: Results, task: str, initialisation: str) -> fg.charts.Ch
 def _trial_by_trial(results: Results, task: str, initialisation: str) -> fg.charts.Chart:
     fixed = outcome(results, task, initialisation, "fixed").accuracy
     learned = outcome(results, task, initialisation, "learned").accuracy
-    whole = fg.charts.Axis(0, 1, unit="percent")
+    best = max(
+        outcome(results, task, i, kind).accuracy.max()
+        for i in results.facts["initialisations"]
+        for kind in KINDS[:2]
+    )
+    most = max(1, math.ceil(10 * best)) / 10
+    whole = fg.charts.Axis(0, most, unit="percent")
     return fg.charts.Chart(
         initialisation,
         [
             fg.charts.Curve("trial, learned", fixed, learned, "p0", "dots"),
-            fg.charts.Curve("as accurate as fixed", (0, 1), (0, 1), "line", "thin"),
+            fg.charts.Curve("as accurate as fixed", (0, most), (0, most), "line", "thin"),
         ],
         f"{metric_of(results, task)}, fixed",
         f"{task}: {metric_of(results, task)}, learned",
@@ -158,6 +167,6 @@ def _trajectories(task: str, results: Results, name: str, initialisation: str) -
     curves += [
         fg.charts.Curve("trial that diverged", rounds, y, "p4", "faint") for y, bad in trials if bad
     ]
-    rate = fg.charts.Axis(5e-4, 20, logarithmic=True)
-    axis = rate if name == "server.learning_rate" else None
+    rate, share = fg.charts.Axis(5e-4, 20, logarithmic=True), fg.charts.Axis(0, 1)
+    axis = rate if name == "server.learning_rate" else share
     return fg.charts.Chart(initialisation, curves, "round", name, y_axis=axis)

@@ -76,7 +76,8 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
         runs = out / "runs"
         # Learning takes more than training does, so that what fits once fits always.
         heaviest = made[settings.kinds[-1]]
-        announce(progress, f"{on.name}: {len(seeds)} trials each, {', '.join(made)}")
+        about = f" ({task.about})" if task.about else ""
+        announce(progress, f"{on.name}{about}: {len(seeds)} trials each, {', '.join(made)}")
         place = runs / f"{on.name}-side-by-side"
         together = how_many_together(training, heaviest, every, seeds, place)
         facts["side by side"][on.name] = together
