@@ -154,7 +154,7 @@ def _differences(results: Results) -> list[fg.charts.Chart]:
     def chart(pair: Pair, its: Compared) -> fg.charts.Chart:
         n = len(its.differences)
         ends = np.array([0.0, n + 1])
-        band = tuple(np.full(2, scale * end) for end in its.interval)
+        low, high = (np.full(2, scale * end) for end in its.interval)
         seeds = np.arange(1, n + 1)
         return fg.charts.Chart(
             versus(pair),
@@ -166,7 +166,7 @@ def _differences(results: Results) -> list[fg.charts.Chart]:
                     np.full(2, scale * its.mean),
                     "p1",
                     "line",
-                    band,
+                    (low, high),
                 ),
                 fg.charts.Curve("no difference", ends, np.zeros(2), "line", "dashed"),
             ],

@@ -108,9 +108,10 @@ def _judged(task: fg.tasks.Task, settings: Settings) -> dict[str, fg.Evaluation]
     held_out = task.train if task.test is None else task.test
 
     def of(metrics: Any, clients: fg.Population, most: int | None, every: int) -> fg.Evaluation:
-        few = most is not None and most < len(clients)
-        asked = clients.sample(jax.random.key(0), most, role="evaluation") if few else clients
-        return fg.Evaluation(metrics, asked, every=every)
+        if most is None or most >= len(clients):
+            return fg.Evaluation(metrics, clients, every=every)
+        some = clients.sample(jax.random.key(0), most, role="evaluation")
+        return fg.Evaluation(metrics, some, every=every)
 
     return {
         "train": of({"loss": task.loss}, task.train, settings.eval_clients, settings.eval_every),
