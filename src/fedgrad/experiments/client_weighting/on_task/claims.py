@@ -19,8 +19,10 @@ from fedgrad.experiments.results import Claim, Results
 def claims(results: Results) -> list[Claim]:
     """That there is no significant difference, and how large one could be nevertheless."""
     task = results.facts["task"]
-    theirs = "as on all five" if task in PAPER else "the paper's words of five other"
-    statement = f"On {task}, learned weighting makes no significant difference ({theirs} tasks)."
+    where = f"{task}, as on all five tasks of the paper" if task in PAPER else task
+    statement = f"On {where}, learned weighting makes no significant difference."
+    if task not in PAPER:
+        statement += " (The paper says so of other tasks.)"
     found = compared(results, "metric")
     holds, why = _verdict(results, found)
     return [
