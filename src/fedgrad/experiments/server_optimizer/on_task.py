@@ -49,7 +49,7 @@ LAPTOPS: Mapping[str, Settings] = {
     "stackoverflow_words": replace(
         LAPTOP,
         tasks=(OnTask("stackoverflow_words", cohort_size=10),),
-        rounds=100,
+        rounds=60,
         eval_every=20,
         evaluated_clients=500,
     ),
