@@ -16,7 +16,7 @@ from fedgrad.tasks.from_data import FromData, Model
 CLASSES = 62
 # Channels of both convolutions, and the size of the hidden layer.
 SIZES = {"small": (8, 16, 64), "paper": (32, 64, 128)}
-RATES = {"small": 0.1, "paper": 10**-1.5}  # of clients; the paper's for FedAvgM
+RATES = dict.fromkeys(SIZES, 10**-1.5)  # of clients; the paper's for FedAvgM
 
 
 def init(key: Key, wide: tuple[int, int, int] = SIZES["paper"]) -> Params:
