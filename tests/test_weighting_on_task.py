@@ -11,8 +11,7 @@ import fedgrad as fg
 from fedgrad.experiments import Results, experiment, load, reproduce, show
 from fedgrad.experiments.client_weighting.on_task import training
 from fedgrad.experiments.client_weighting.on_task.outcome import JUDGED, compared, ended
-from fedgrad.experiments.client_weighting.on_task.sizes import PAPER
-from fedgrad.experiments.experiment import OnTask
+from fedgrad.experiments.experiment import PAPER, OnTask
 
 CURVES = (*training.FIXED, *training.LEARNED)
 

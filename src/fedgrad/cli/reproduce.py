@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgrad.cli import options as read
-from fedgrad.experiments import EXPERIMENTS, ExperimentError, Reproduction, reproduce
+from fedgrad.experiments import EXPERIMENTS, Reproduction, reproduce
 from fedgrad.experiments import experiment as find
 from fedgrad.experiments.results import score
 from fedgrad.report.write import write_experiment_report
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     watched = not (options.quiet or options.json)
     try:
         shown = reproduce(experiment, folder, experiment.settings(size), progress=watched)
-    except (RunFolderError, ExperimentError) as error:
+    except RunFolderError as error:
         error.add_note("(On the command line, out= is --out; remove the folder to start again.)")
         raise
     path = write_experiment_report(folder, experiment, shown)

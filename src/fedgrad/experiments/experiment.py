@@ -15,6 +15,8 @@ import fedgrad as fg
 from fedgrad.experiments.results import Claim, ExperimentError, Results, Table, report
 
 Progress = bool | Console  # as for fg.fit
+# The tasks of the paper, which have its models as a size.
+PAPER = ("cifar100", "emnist", "shakespeare", "stackoverflow_tags", "stackoverflow_words")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,13 @@ class OnTask:
     def make(self, **more: Any) -> fg.tasks.Task:
         """The task."""
         return fg.tasks.task(self.name, **self.options, **more)
+
+    @staticmethod
+    def as_in_the_paper(name: str, options: Mapping[str, Any]) -> "OnTask":
+        """With its rounds of 50 clients, and its model where the task has it; what is asked for in
+        the options wins."""
+        large = {"size": "paper"} if name in PAPER else {}
+        return OnTask(name, {**large, **options}, cohort_size=50)
 
 
 @dataclass(frozen=True)
@@ -121,22 +130,24 @@ def evaluations_of(
     task: fg.tasks.Task, every: int, clients: int | None = None
 ) -> dict[str, fg.Evaluation]:
     """What is measured of a model: the loss on what it trains on, the metrics on what it does not
-    see. Of more than so many clients, a sample is asked, always the same."""
+    see. Of more than so many clients, some are asked."""
     if task.test is None or not task.metrics:
         raise ExperimentError.here(
             f"Task {task.name!r} has no {'metrics' if task.test else 'test='}: an experiment "
             "compares models by a metric of examples that they were not trained on."
         )
 
-    def asked(population: fg.Population) -> Any:
-        if clients is None or clients >= len(population):
-            return population
-        return population.sample(jax.random.key(0), clients)
-
     return {
-        "train": fg.Evaluation({"loss": task.loss}, asked(task.train), every=every),
-        "test": fg.Evaluation(task.metrics, asked(task.test), every=every),
+        "train": fg.Evaluation({"loss": task.loss}, some_of(task.train, clients), every=every),
+        "test": fg.Evaluation(task.metrics, some_of(task.test, clients), every=every),
     }
+
+
+def some_of(clients: fg.Population, most: int | None, role: str = "cohort") -> Any:
+    """All of the clients, or a sample of so many, always the same."""
+    if most is None or most >= len(clients):
+        return clients
+    return clients.sample(jax.random.key(0), most, role=role)
 
 
 def announce(progress: Progress, message: str) -> None:

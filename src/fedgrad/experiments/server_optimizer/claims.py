@@ -7,6 +7,7 @@ from fedgrad.experiments.paired import LEVEL, sign_flip
 from fedgrad.experiments.results import Claim, Results
 from fedgrad.experiments.server_optimizer.outcome import (
     PUBLISHED,
+    PUBLISHED_FOR,
     Outcome,
     metric_of,
     outcome,
@@ -33,7 +34,7 @@ def claims(results: Results) -> list[Claim]:
 def _higher_maximum(results: Results) -> Claim:
     parts, holds = [], True
     for task in results.facts["tasks"]:
-        fixed, learned = _pair(results, task, "default server, random client")
+        fixed, learned = _pair(results, task, PUBLISHED_FOR)
         best = learned.accuracy.max(), fixed.accuracy.max()
         holds &= bool(best[0] >= best[1])
         paper = PUBLISHED.get(task)

@@ -18,7 +18,7 @@ LAPTOP = Settings(
 LAPTOPS: Mapping[str, Settings] = {
     "cifar100": replace(
         LAPTOP,
-        # As many images for a client as the paper has. With fewer, nothing is learned in this time.
+        # As many images for a client as the paper has.
         tasks=(OnTask("cifar100", {"clients": 120}, cohort_size=5),),
         trials=5,
         seeds=3,
@@ -61,10 +61,8 @@ def on_task(task: str, options: Mapping[str, Any]) -> Experiment:
     usual = LAPTOPS.get(task, replace(LAPTOP, tasks=(OnTask(task),)))
     (on,) = usual.tasks
     laptop = replace(usual, tasks=(replace(on, options={**on.options, **options}),))
-    # All clients, and the large model where there is one; what is asked for wins.
     others = {name: value for name, value in on.options.items() if name != "clients"}
-    large = {"size": "paper"} if task in LAPTOPS else {}
-    paper = OnTask(task, {**others, **large, **options}, cohort_size=50)
+    paper = OnTask.as_in_the_paper(task, {**others, **options})
     sizes = {
         "quick": replace(laptop, trials=3, seeds=2, rounds=4, eval_every=2, evaluated_clients=20),
         "default": laptop,

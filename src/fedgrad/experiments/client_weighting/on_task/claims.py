@@ -11,7 +11,7 @@ from fedgrad.experiments.client_weighting.on_task.outcome import (
     diverged,
 )
 from fedgrad.experiments.client_weighting.on_task.shown import TITLES, Unit, versus
-from fedgrad.experiments.client_weighting.on_task.sizes import PAPER
+from fedgrad.experiments.experiment import PAPER
 from fedgrad.experiments.paired import LEVEL, Compared, least_p
 from fedgrad.experiments.results import Claim, Results
 

@@ -7,9 +7,6 @@ from typing import Any
 from fedgrad.experiments.client_weighting.on_task.training import Settings
 from fedgrad.experiments.experiment import OnTask
 
-# The tasks of the paper, which have its models as a size.
-PAPER = ("cifar100", "emnist", "shakespeare", "stackoverflow_tags", "stackoverflow_words")
-
 
 @dataclass(frozen=True)
 class Laptop:
@@ -50,7 +47,7 @@ def sizes(task: str, options: Mapping[str, Any]) -> dict[str, Settings]:
     quick = replace(default, on=OnTask(task, options, 5), seeds=2, rounds=5, eval_every=1)
     paper = replace(
         default,
-        on=OnTask(task, {**({"size": "paper"} if task in PAPER else {}), **options}, 50),
+        on=OnTask.as_in_the_paper(task, options),
         seeds=50,
         rounds=1500,
         eval_every=50,

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import fedgrad as fg
-from fedgrad.experiments.experiment import OnTask, Progress
+from fedgrad.experiments.experiment import OnTask, Progress, some_of
 from fedgrad.experiments.results import Results
 from fedgrad.experiments.trials import Training, how_many_together, run_trials
 
@@ -108,10 +108,7 @@ def _judged(task: fg.tasks.Task, settings: Settings) -> dict[str, fg.Evaluation]
     held_out = task.train if task.test is None else task.test
 
     def of(metrics: Any, clients: fg.Population, most: int | None, every: int) -> fg.Evaluation:
-        if most is None or most >= len(clients):
-            return fg.Evaluation(metrics, clients, every=every)
-        some = clients.sample(jax.random.key(0), most, role="evaluation")
-        return fg.Evaluation(metrics, some, every=every)
+        return fg.Evaluation(metrics, some_of(clients, most, role="evaluation"), every=every)
 
     return {
         "train": of({"loss": task.loss}, task.train, settings.eval_clients, settings.eval_every),
