@@ -9,12 +9,15 @@ from fedgrad.ad.planner import CostModel
 from fedgrad.ad.transforms import grad, hessian, jacobian, value_and_grad
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.averaged import averaged
 from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.gradient_cohort import GradientCohort
+from fedgrad.algorithms.holding_out import holding_out
 from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
 from fedgrad.algorithms.parametrization import Form, linear, log, logit
+from fedgrad.algorithms.race import race
 from fedgrad.algorithms.scaffold import scaffold
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.algorithms.side_by_side import side_by_side
@@ -36,6 +39,7 @@ from fedgrad.algorithms.variants import (
 )
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.examples import Examples
+from fedgrad.clients.held_out import HeldOut
 from fedgrad.clients.in_memory import cohort, population
 from fedgrad.clients.on_disk import store, stored
 from fedgrad.clients.population import Population
@@ -76,6 +80,7 @@ __all__ = [
     "Form",
     "GradientCohort",
     "GradientError",
+    "HeldOut",
     "History",
     "LocalTraining",
     "Metrics",
@@ -96,6 +101,7 @@ __all__ = [
     "Traffic",
     "Trials",
     "aggregate",
+    "averaged",
     "broadcast",
     "charts",
     "check_grads",
@@ -122,6 +128,7 @@ __all__ = [
     "fit",
     "grad",
     "hessian",
+    "holding_out",
     "hyper",
     "jacobian",
     "jvp",
@@ -137,6 +144,7 @@ __all__ = [
     "plan",
     "population",
     "program",
+    "race",
     "random_search",
     "run_folder",
     "scaffold",

@@ -49,6 +49,12 @@ class Algorithm:
         state, metrics, client_state = algorithm.round(state, hyper, cohort, key, client_state)
 
     The argument is called `client_state`. `fg.fit` keeps it for all clients.
+
+    With a `between`, the server looks at its state before every round, and may go on with another
+    one, in which entries of dicts are missing: so a race drops its losers, and what is left is
+    compiled, planned and sent without them.
+
+        state = algorithm.between(state, rounds_done, rounds_planned)
     """
 
     init: Init
@@ -62,6 +68,8 @@ class Algorithm:
     )
     # (params, how many clients there are) -> the first state of one; None: clients keep nothing.
     client_init: Callable[[Any, int], Any] | None = None
+    # (state, rounds that are done, rounds that were planned) -> the state to go on with.
+    between: Callable[[Any, int, int], Any] | None = None
 
     def __post_init__(self) -> None:
         hyper = with_schedules(self.hyper)
@@ -82,6 +90,19 @@ class Algorithm:
                 "undo or multiply. Take an algorithm without client_init, such as fg.fed_avg."
             )
 
+    def require_one_form(self, what: str) -> None:
+        """Refuse to do something that does not know of states that lose a part."""
+        if self.between is not None:
+            raise ArgumentError.here(
+                f"{self.round.name}: it drops candidates between rounds, which {what} cannot "
+                "follow. Do it with the candidates, before they race."
+            )
+
     def on(self, executor: Executor) -> "Algorithm":
         """The algorithm with its rounds run by another executor."""
         return replace(self, round=self.round.on(executor))
+
+
+def last_of(state: State) -> Params:
+    """The model that training goes on with: the model, where that is not an average."""
+    return state.last if hasattr(state, "last") else state.params

@@ -8,6 +8,7 @@ import jax
 
 from fedgrad.algorithms.objective import Loss, client_loss
 from fedgrad.clients.examples import Examples
+from fedgrad.clients.held_out import HeldOut
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.graph import CLIENTS, Placement
@@ -23,12 +24,14 @@ class GradientCohort:
 
     `clients`: a "fresh" cohort of those that are trained on (the paper's choice), the "same"
     clients that train, or another population. `loss`: another one than the algorithm minimizes.
-    `batch_size`: how many examples a client works on at a time.
+    `batch_size`: how many examples a client works on at a time. `held_out`: only of these examples
+    of each client; train without them, `fg.holding_out(algorithm, held_out)`.
     """
 
     clients: Literal["fresh", "same"] | Population = "fresh"
     loss: Loss | None = None
     batch_size: int = 50
+    held_out: HeldOut | None = None
 
     def __post_init__(self) -> None:
         if self.clients not in ("fresh", "same") and not isinstance(self.clients, Population):
@@ -57,6 +60,8 @@ class GradientCohort:
         def gradient_loss(params: Params, gradient_cohort: Any) -> jax.Array:
             data = gradient_cohort
             examples = Examples.of(data)
+            if self.held_out is not None:
+                _, examples = self.held_out.split(examples)
             own = client_loss(self.loss or loss, self.batch_size, broadcast(params, at), examples)
             return mean(own, weights=examples.count, at=at)
 

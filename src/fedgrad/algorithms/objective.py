@@ -56,7 +56,8 @@ def client_loss(
 
     The derivative is written down because then it is a loop of gradients, which ends with this
     client's last batch and remembers nothing, instead of the gradient of a loop. A random loss gets
-    a new key for every batch, made of `key`; without one, the same ones each time.
+    a new key for every batch, made of `key`; without one, the same ones each time. A client without
+    examples (none of its few are held out) has a loss of 0.
     """
 
     def total(params: Params, batch: Batch, mask: jax.Array, key: Key, i: jax.Array) -> jax.Array:
@@ -78,13 +79,13 @@ def client_loss(
     @jax.custom_jvp
     def mean(params: Params, examples: Examples, key: Key) -> jax.Array:
         sums = summed(total, _zero(params), (params, examples, key))
-        return sums / examples.count.astype(sums.dtype)
+        return sums / jnp.maximum(examples.count, 1).astype(sums.dtype)
 
     @functools.partial(mean.defjvp, symbolic_zeros=True)
     def _(primals: Any, tangents: Any) -> Any:
         like = (_zero(primals[0]), primals[0])
         sums, gradients = summed(jax.value_and_grad(total), like, primals)
-        count = primals[1].count.astype(sums.dtype)
+        count = jnp.maximum(primals[1].count, 1).astype(sums.dtype)
         slope = jnp.zeros((), sums.dtype)
         moves = jax.tree.leaves(tangents[0], is_leaf=_is_zero)
         for g, t in zip(jax.tree.leaves(gradients), moves, strict=True):

@@ -21,7 +21,7 @@ from fedgrad.ad.planner import CostModel
 from fedgrad.ad.rules import Mode
 from fedgrad.ad.transforms import jacobian, value_and_grad
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.effect import require_effect
 from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.metrics import Metrics, require_metrics
@@ -54,6 +54,11 @@ class TunedState:
     def params(self) -> Params:
         """The model."""
         return self.inner.params
+
+    @property
+    def last(self) -> Params:
+        """The model that training goes on with."""
+        return last_of(self.inner)
 
 
 @known_arguments()
@@ -93,6 +98,7 @@ def self_tuning(
             "tuned (again). Name everything that is to be learned in one self_tuning(..., learn=)."
         )
     algorithm.require_stateless_clients("self_tuning")
+    algorithm.require_one_form("self_tuning")
     wanted = learned(algorithm.hyper, learn)
     names = list(wanted)
     if not names:

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.core.errors import ArgumentError
-from fedgrad.core.program import Program
 from fedgrad.core.types import Hyper, Params, State
 
 
@@ -20,6 +20,7 @@ def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
     cohorts and keys, so they differ in nothing else. `fg.fit` runs it like any other algorithm.
     """
     algorithm.require_stateless_clients("side_by_side")
+    algorithm.require_one_form("side_by_side")
     stacked = algorithm.hyper if hyper is None else hyper
 
     def init(params: Params, hyper: Hyper | None = None) -> Any:
@@ -33,11 +34,9 @@ def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
         )
         return each(state, hyper)
 
-    round.__name__ = f"side_by_side({algorithm.round.name})"
-    signature, placements = algorithm.round.signature, dict(algorithm.round.placements)
     # Once for all that are made of this algorithm, so that a second search compiles nothing again.
     together = algorithm.round.once(
-        "side by side", lambda: Program(round, placements, signature=signature)
+        "side by side", lambda: wrapped(algorithm.round, round, "side_by_side")
     )
     together = replace(together, executor=algorithm.round.executor)
     return replace(algorithm, init=init, round=together, hyper=stacked)

@@ -16,18 +16,32 @@ Carry = TypeVar("Carry")
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Part:
+    """Some of a client's examples: from place `first` on of a random order of all of them."""
+
+    key: Key
+    all: jax.Array  # how many the client has
+    first: jax.Array
+    rule: Any = field(metadata={"static": True})  # by which they were chosen
+    held: bool = field(metadata={"static": True})  # held out, and not to be trained on
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Examples:
     """One client's examples, as client code sees them: `count` of them, read by index.
 
     In simulation this is a view of a store that all clients share, so a client costs two integers;
     on a real node it is the node's own arrays. `capacity` is the most examples that any client of
-    the population has: a static bound on `count`.
+    the population has: a static bound on `count`. `part`: which of the client's examples these
+    are, if not all (`fg.HeldOut`).
     """
 
     store: Any
     offset: jax.Array
     count: jax.Array
     capacity: int = field(metadata={"static": True})
+    part: Part | None = None
 
     @classmethod
     def of(cls, arrays: Any) -> "Examples":
@@ -40,7 +54,10 @@ class Examples:
 
     def take(self, indices: jax.Array) -> Batch:
         """The examples at these indices; an index past the end gives the last example."""
-        rows = self.offset + jnp.clip(jnp.asarray(indices, jnp.int32), 0, self.count - 1)
+        places = jnp.clip(jnp.asarray(indices, jnp.int32), 0, self.count - 1)
+        if self.part is not None:
+            places = permuted(self.part.key, self.part.all, self.part.first + places)
+        rows = self.offset + places
         return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), self.store)
 
     def batch(self, start: Any, size: int) -> tuple[Batch, jax.Array]:
@@ -48,7 +65,7 @@ class Examples:
         start = jnp.asarray(start, jnp.int32)
         places = start + jnp.arange(size, dtype=jnp.int32)
         mask = places < self.count
-        if size > self.capacity:
+        if size > self.capacity or self.part is not None:
             return self.take(places), mask
         # The store has `capacity` spare rows at its end, so that a slice is never shifted back.
         begin = self.offset + start

@@ -108,6 +108,12 @@ class Plan:
         """Operations on numbers that the server does: an estimate from the shapes."""
         return server.work(self.graph)
 
+    @functools.cached_property
+    def client_work(self) -> int:
+        """Operations on numbers that the client with the most examples does: an estimate from the
+        shapes."""
+        return server.client_work(self.graph)
+
     def audit(self) -> Audit:
         """Every value that leaves a client, in which round, through which sum."""
         return audit(self.graph, self.clients)

@@ -1,4 +1,5 @@
-"""What the server needs for a plan: memory at once, and work. Estimates, from the shapes alone.
+"""What the server needs for a plan, memory at once and work, and the work of a client. Estimates,
+from the shapes alone.
 
 A compiler fuses and reuses, so the program that runs needs less; what matters is that a plan whose
 server keeps a matrix of the model's size squared is seen to be dearer than one that does not.
@@ -36,6 +37,20 @@ def work(graph: Graph) -> int:
             p for p in zip(graph.equations, inside, strict=True) if not isinstance(p[0], Round)
         ]
         return sum(e.repeated(bodies) if bodies else _work(e) for e, bodies in pairs)
+
+    return int(fold(graph, of))
+
+
+def client_work(graph: Graph) -> int:
+    """Operations on numbers that a client does, if it has as many examples as any."""
+
+    def of(graph: Graph, inside: list[list[float]]) -> float:
+        return sum(map(here, graph.equations, inside))
+
+    def here(equation: Equation, bodies: list[float]) -> float:
+        if isinstance(equation, Round):
+            return sum(_work(e) for x in equation.exchanges for e in x.stage.equations)
+        return equation.repeated(bodies) if bodies else 0
 
     return int(fold(graph, of))
 

@@ -1,17 +1,19 @@
 """What each way of differentiating a program costs, before anything runs."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import jax
 
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.rules import MODES, Mode
 from fedgrad.ad.transforms import Argnums, grad, jacobian
+from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.program import Program
 from fedgrad.plan.plan import Plan, plan
 from fedgrad.show.numbers import count, memory, price
+from fedgrad.show.phases import Phases, phases
 from fedgrad.show.terminal import plain, printed
 
 SHOWN: tuple[Mode, ...] = (*MODES, "auto")
@@ -102,15 +104,25 @@ class Explanation:
         return f"<div>{self.program.draw()}{table}</div>"
 
 
+@overload
+def explain(program: Algorithm, *args: Any, **kwargs: Any) -> Phases: ...
+@overload
+def explain(program: Program, *args: Any, **kwargs: Any) -> Explanation: ...
 def explain(
-    program: Program,
+    program: Any,
     *args: Any,
     argnums: Argnums = 0,
     cost: CostModel | None = None,
     has_aux: bool = False,
     **kwargs: Any,
-) -> Explanation:
-    """The graph of a program, and what its derivative costs in each mode. Nothing is run."""
+) -> Explanation | Phases:
+    """The graph of a program, and what its derivative costs in each mode. Nothing is run.
+
+    Of an algorithm, what training with it sends and how much a client works, phase by phase:
+    `fg.explain(algorithm, params, cohort, rounds=200)`.
+    """
+    if isinstance(program, Algorithm):
+        return phases(program, *args, **kwargs)
     cost = cost or CostModel()
     primal = plan(program, *args, **kwargs)
     scalar = _is_scalar(primal, has_aux)

@@ -20,7 +20,7 @@ import numpy as np
 from fedgrad.core.types import State
 from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.federation.protocol.values import NodeValue
-from fedgrad.training.config import differences, leaves
+from fedgrad.training.config import differences, leaves, name_of
 from fedgrad.training.files import RunFolderError, write_whole
 from fedgrad.training.history import History
 
@@ -41,11 +41,11 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint; the last one becomes the previous one."""
     found, expected = list(leaves(checkpoint.state)), list(checkpoint.config["state"])
-    if found != expected:
+    if not set(found) <= set(expected):
         raise RunFolderError.here(
             "The state cannot be kept: its first one has other leaves than the one after round "
             f"{checkpoint.round}: {sorted(set(found) ^ set(expected))}. Let `init` and `round` "
-            "give states of one structure."
+            "give states of one structure; only entries of dicts may go, in `between`."
         )
     arrays: dict[str, np.ndarray] = {}
     description: dict[str, Any] = {"format": FORMAT, "round": checkpoint.round}
@@ -77,6 +77,7 @@ def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | No
             "call fg.fit as it was called then. For a new one choose another out=, or give "
             "resume=False to write over it."
         )
+    template = _left(template, {kind["name"] for kind in description["state"]})
     first, structure = jax.tree.flatten(template)
     state = [
         _decode(arrays[f"state/{i}"], kind, first[i]) for i, kind in enumerate(description["state"])
@@ -91,6 +92,24 @@ def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | No
         History(columns),
         description["config"],
     )
+
+
+def _left(state: State, names: set[str], at: tuple[Any, ...] = ()) -> State:
+    """A state without those entries of dicts of which no leaf is named: a race drops its losers."""
+    children, structure = jax.tree_util.tree_flatten_with_path(
+        state, is_leaf=lambda node: node is not state
+    )
+    if any(child is state for _, child in children):  # a leaf
+        return state
+    parts = [(at + step, child) for step, child in children]
+    if not isinstance(state, dict):
+        return jax.tree.unflatten(structure, [_left(child, names, path) for path, child in parts])
+
+    def stays(path: tuple[Any, ...], child: Any) -> bool:
+        below, _ = jax.tree_util.tree_flatten_with_path(child)
+        return not below or any(name_of(path + step) in names for step, _ in below)
+
+    return {p[-1].key: _left(child, names, p) for p, child in parts if stays(p, child)}
 
 
 def _pack(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> bytes:

@@ -21,7 +21,7 @@ from fedgrad.training.course import Course, Draw
 from fedgrad.training.log import plain
 
 # May differ between a run and its continuation: how long, and what it runs on.
-FREE = ("rounds", "versions")
+FREE = ("rounds", "planned", "versions")
 LOOKED_AT = 10_000  # rounds, of a schedule
 
 
@@ -67,9 +67,13 @@ def leaves(tree: Any) -> dict[str, str]:
     """The leaves of a pytree: what each is called and what it is, `float32[60,10]`."""
     named, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
-        jax.tree_util.keystr(path).lstrip("."): f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-        for path, leaf in named
+        name_of(path): f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for path, leaf in named
     }
+
+
+def name_of(path: Any) -> str:
+    """What a leaf is called, from where it is: `params['w']`."""
+    return jax.tree_util.keystr(path).lstrip(".")
 
 
 def _program(course: Course, state: State, draw: Draw) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.clients.population import Population
 from fedgrad.clients.sampling import round_keys
 from fedgrad.core.errors import ArgumentError, require_whole
@@ -65,6 +65,11 @@ class StateWithClients:
         """The model."""
         return self.server.params
 
+    @property
+    def last(self) -> Params:
+        """The model that training goes on with."""
+        return last_of(self.server)
+
 
 @dataclass(frozen=True)
 class Course:
@@ -118,6 +123,13 @@ class Course:
         server, metrics, new = found
         every = clients.scatter(state.clients, drawn.cohorts["cohort"], new)
         return StateWithClients(server, every), metrics
+
+    def between(self, state: State, round: int, planned: int) -> State:
+        """The state that this round begins with."""
+        if self.algorithm.between is None:
+            return state
+        found = self.algorithm.between(state, round - 1, planned)
+        return state if found is state else self.placed(found)
 
     def arguments(self, state: State, hyper: Hyper, drawn: Draw) -> tuple[tuple[Any, ...], Any]:
         """What a round is called with, by position and by name."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
+from fedgrad.clients.held_out import HeldOut
 from fedgrad.clients.population import Population
 from fedgrad.core.arguments import ClientData
 from fedgrad.core.errors import ArgumentError, require_whole
@@ -51,8 +52,9 @@ class Evaluation:
     which only sums leave a client; `batch_size` is how many examples a client works on at a time,
     if nothing is said as many as half of the clients have, and at most 100. Clients on disk that
     are too many for the device are gone over portion by portion; a cohort, such as
-    `clients.sample(key, 1000)`, is a sample of them, always the same. Without clients it is a
-    function of the model, whatever that does.
+    `clients.sample(key, 1000)`, is a sample of them, always the same. `held_out`: only of these
+    examples of each client, which `fg.holding_out(algorithm, held_out)` does not train on. Without
+    clients it is a function of the model, whatever that does.
     """
 
     def __init__(
@@ -61,17 +63,18 @@ class Evaluation:
         clients: Population | ClientData | None = None,
         batch_size: int | None = None,
         every: int = 10,
+        held_out: HeldOut | None = None,
     ) -> None:
         require_whole("every", every)
         self.every = every
         self.metrics = tuple(metrics) if isinstance(metrics, Mapping) else None  # by name
         self.program: Program | None = None
         if clients is None:
-            if not callable(metrics) or batch_size is not None:
+            if not callable(metrics) or batch_size is not None or held_out is not None:
                 raise ArgumentError.here(
                     "fg.Evaluation without clients takes a function of the model, and how often: "
-                    f"got {metrics!r}, batch_size={batch_size}. Give it the clients whose examples "
-                    'count: fg.Evaluation({"loss": loss}, clients).'
+                    f"got {metrics!r}, {batch_size=}, {held_out=}. Give it the clients whose "
+                    'examples count: fg.Evaluation({"loss": loss}, clients).'
                 )
             self.function = metrics
             return
@@ -87,7 +90,7 @@ class Evaluation:
             )
         batch_size = _usual_batch(clients) if batch_size is None else batch_size
         require_whole("batch_size", batch_size)
-        self.program, self.of = _means(metrics, batch_size), clients
+        self.program, self.of = _means(metrics, batch_size, held_out), clients
 
     @property
     def clients(self) -> Any:
@@ -222,7 +225,9 @@ def _quotients(sums: list[dict[str, tuple[Any, Any]]]) -> dict[str, np.ndarray]:
     return {name: quotient(name) for name in sums[0]}
 
 
-def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
+def _means(
+    metrics: Mapping[str, Metric], batch_size: int, held_out: HeldOut | None = None
+) -> Program:
     summed = dict(metrics)
     for name, metric in metrics.items():
         if isinstance(metric, Ratio):
@@ -232,6 +237,8 @@ def _means(metrics: Mapping[str, Metric], batch_size: int) -> Program:
     def evaluate(params: Params, clients: Any) -> Any:
         """The metrics by name, and of each the two sums whose quotient it is."""
         examples = Examples.of(clients)
+        if held_out is not None:
+            _, examples = held_out.split(examples)
         params = broadcast(params)
 
         def add(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import require_whole
@@ -38,8 +38,13 @@ class Result:
 
     @property
     def params(self) -> Params:
-        """The model."""
+        """The model: where the algorithm averages (`fg.averaged`, `fg.fed_auto`), the average."""
         return self.state.params
+
+    @property
+    def last(self) -> Params:
+        """The model that training would go on with."""
+        return last_of(self.state)
 
 
 def fit(
@@ -78,7 +83,12 @@ def fit(
         kept = Keeping()
         if out is not None:
             folder = out if isinstance(out, RunFolder) else run_folder(out)
-            settings = {"cohort_size": cohort_size, "rounds": rounds, "config": folder.config}
+            settings = {
+                "cohort_size": cohort_size,
+                "rounds": rounds,
+                "planned": rounds,
+                "config": folder.config,
+            }
             kept = Keeping(folder, describe(course, first, settings))
         interrupts = stack.enter_context(Interrupts())
         found = kept.begin(first, rounds)
@@ -87,8 +97,10 @@ def fit(
             stack.callback(getattr(callback, "close", lambda: None))
         shown = display(progress, found.round, rounds, course.clients)
         stack.callback(shown.close)
+        # A run that is extended keeps to what was planned when it began.
+        planned = found.config.get("planned", rounds)
         loop = Loop(
-            lambda round, state: course.play(round, state, hyper),
+            lambda round, state: course.play(round, course.between(state, round, planned), hyper),
             Played(found.round, course.placed(found.state)),
             rounds,
             found.history,

@@ -73,6 +73,7 @@ class Keeping:
         found = checkpoint.load(path, state, self.config) if self.folder.resume else None
         if found is not None:
             self.saved, at = found.round, found
+            self.config["planned"] = found.config.get("planned", found.config["rounds"])
         if at.round > rounds:
             raise RunFolderError.here(
                 f"{path} has {at.round} rounds already, which is more than rounds={rounds}. "

@@ -1,0 +1,74 @@
+"""An algorithm whose model is an average of its late models, at no communication at all."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.algorithms.algorithm import Algorithm, last_of
+from fedgrad.algorithms.wrapped import wrapped
+from fedgrad.core.errors import ArgumentError, known_arguments
+from fedgrad.core.types import Hyper, Params, State
+
+POWER = 8.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AveragedState:
+    """The state of the algorithm, and the average of its models."""
+
+    inner: Any
+    average: Params
+    rounds: jax.Array
+
+    @property
+    def params(self) -> Params:
+        """The averaged model."""
+        return self.average
+
+    @property
+    def last(self) -> Params:
+        """The model that training goes on with."""
+        return last_of(self.inner)
+
+
+@known_arguments()
+def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
+    """The algorithm, with the average of its models for a model: `state.params` is the average,
+    `state.last` what training goes on with, and so are `params` and `last` of `fg.fit`'s result.
+
+    The model after round t counts t^`power`: a weighted mean of about the last `1 / (power + 1)` of
+    all rounds, however many these will be (polynomial averaging; Shamir and Zhang 2013). A power of
+    0 is the mean of all. Averaging is the server's: nothing more is sent.
+    """
+    if not isinstance(power, int | float) or not (0 <= power < math.inf):
+        raise ArgumentError.here(f"averaged(power={power!r}): give a number of at least 0.")
+
+    def init(params: Params, hyper: Hyper | None = None) -> AveragedState:
+        inner = algorithm.init(params, hyper)
+        return AveragedState(inner, inner.params, jnp.int32(0))
+
+    def round(state: AveragedState, hyper: Hyper, *args: Any, **more: Any) -> Any:
+        inner, *rest = algorithm.round(state.inner, hyper, *args, **more)
+        # The first model replaces the one that training began with.
+        share = (power + 1) / (state.rounds.astype(jnp.result_type(float)) + power + 1)
+
+        def moved(old: jax.Array, new: jax.Array) -> jax.Array:
+            return old + share.astype(old.dtype) * (new - old)
+
+        average = jax.tree.map(moved, state.average, last_of(inner))
+        return AveragedState(inner, average, state.rounds + 1), *rest
+
+    def between(state: AveragedState, done: int, planned: int) -> State:
+        assert algorithm.between is not None
+        return replace(state, inner=algorithm.between(state.inner, done, planned))
+
+    return replace(
+        algorithm,
+        init=init,
+        round=wrapped(algorithm.round, round, "averaged"),
+        between=None if algorithm.between is None else between,
+    )

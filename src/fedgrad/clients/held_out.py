@@ -1,0 +1,59 @@
+"""Examples of each client that are kept from training, to judge what was trained on the others."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.clients.examples import Examples, Part
+from fedgrad.core.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Which examples of a client are held out: a `fraction` of them, by a random order that depends
+    on the `seed` and on how many there are, and on nothing else.
+
+    So everybody who uses the same rule means the same examples: an algorithm that trains without
+    them (`fg.holding_out`), an evaluation, hypergradients or a race that are judged by them. It is
+    applied where the examples are, so it works on nodes too. A client keeps at least one example to
+    train on; one that has only one holds nothing out.
+    """
+
+    fraction: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fraction, float) or not 0 < self.fraction < 1:
+            raise ArgumentError.here(
+                f"fg.HeldOut(fraction={self.fraction!r}): give a part between 0 and 1, such as 0.2."
+            )
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ArgumentError.here(f"fg.HeldOut(seed={self.seed!r}): give a whole number.")
+
+    def split(self, examples: Examples) -> tuple[Examples, Examples]:
+        """A client's examples to train on, and those that are held out. Of examples that are what
+        the same rule has left to train on, the others are held out."""
+        if (part := examples.part) is not None:
+            if part.held or part.rule != self:
+                raise ArgumentError.here(
+                    f"These examples are already what {part.rule} has left. Hold out once, or by "
+                    "the same rule."
+                )
+            return examples, self._held(examples, part.all, examples.count)
+        count = examples.count
+        nearest = jnp.floor(count.astype(jnp.float32) * self.fraction + 0.5).astype(count.dtype)
+        left = count - jnp.minimum(nearest, count - 1)
+        train = replace(examples, count=left, part=self._part(count, jnp.zeros_like(count), False))
+        return train, self._held(examples, count, left)
+
+    def _held(self, examples: Examples, count: jax.Array, first: jax.Array) -> Examples:
+        most = min(examples.capacity, int(examples.capacity * self.fraction + 0.5) + 1)
+        part = self._part(count, first, True)
+        return replace(examples, count=count - first, capacity=most, part=part)
+
+    def _part(self, count: jax.Array, first: jax.Array, held: bool) -> Part:
+        return Part(jax.random.key(self.seed), count, first, self, held)
+
+
+A_FIFTH = HeldOut()

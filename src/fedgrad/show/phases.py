@@ -1,0 +1,126 @@
+"""What a training will send, and how much its clients will work, before it starts."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.core.errors import require_whole
+from fedgrad.core.types import Params
+from fedgrad.plan.plan import Plan, plan
+from fedgrad.show.numbers import count, memory
+from fedgrad.show.terminal import plain, printed
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rounds that are all the same program."""
+
+    first: int
+    last: int
+    candidates: tuple[str, ...]  # as many as race; who they are is known when it has come so far
+    plan: Plan
+
+    @property
+    def rounds(self) -> int:
+        """How many."""
+        return self.last - self.first + 1
+
+    @property
+    def bytes(self) -> int:
+        """What a client receives and sends in a round."""
+        return sum(self.plan.bytes)
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The phases of a training. Print it, or show it in a notebook."""
+
+    name: str
+    phases: tuple[Phase, ...]
+
+    @property
+    def rounds(self) -> int:
+        """How many there are in all."""
+        return sum(phase.rounds for phase in self.phases)
+
+    @property
+    def bytes(self) -> int:
+        """What a client receives and sends that takes part in every round."""
+        return sum(phase.rounds * phase.bytes for phase in self.phases)
+
+    @property
+    def times(self) -> float:
+        """How many trainings of the last phase alone this is, in bytes."""
+        return self.bytes / (self.rounds * self.phases[-1].bytes)
+
+    def __rich__(self) -> Any:
+        from rich import box, table, text  # loaded when it is needed: it takes a while
+        from rich.console import Group
+
+        rows = table.Table(box=box.SIMPLE_HEAVY, title=f"training with {self.name}")
+        for name in ("rounds", "candidates", "down", "up", "work", "server"):
+            rows.add_column(name, justify="left" if name == "rounds" else "right")
+        for phase in self.phases:
+            down, up = phase.plan.bytes
+            rows.add_row(
+                f"{phase.first} to {phase.last}",
+                str(len(phase.candidates) or "-"),
+                memory(down),
+                memory(up),
+                count(phase.plan.client_work),
+                memory(phase.plan.server_memory),
+            )
+        total = f"{memory(self.bytes)} for a client that takes part in all {self.rounds} rounds"
+        if len(self.phases) > 1:
+            total += f", {self.times:.2f} times a training of the last phase alone"
+        note = (
+            "down, up: what a client of a round receives and sends; work: operations of the client "
+            "with the most examples; server: what it holds at once (both estimated)"
+        )
+        return Group(rows, text.Text(f"{total}."), text.Text(note, style="dim"))
+
+    def __str__(self) -> str:
+        return plain("", self).lstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return printed(self, colours=True).export_html(
+            inline_styles=True, code_format="<pre>{code}</pre>"
+        )
+
+
+def phases(algorithm: Algorithm, params: Params, cohort: Any, rounds: int) -> Phases:
+    """The phases of so many rounds with cohorts like this one. Nothing is trained: where a race
+    drops candidates, those stay that were named first."""
+    require_whole("rounds", rounds)
+    state, hyper, key = algorithm.init(params), algorithm.hyper, jax.random.key(0)
+    begins: list[tuple[int, Any]] = []  # the first round of each phase, and its state
+    for round in range(1, rounds + 1):
+        if algorithm.between is not None:
+            state = algorithm.between(state, round - 1, rounds)
+        tree: Any = jax.tree.structure(state)
+        if not begins or tree != jax.tree.structure(begins[-1][1]):
+            begins.append((round, state))
+    ends = [*(first - 1 for first, _ in begins[1:]), rounds]
+    more = dict.fromkeys(algorithm.cohorts, cohort)
+    return Phases(
+        algorithm.round.name,
+        tuple(
+            Phase(
+                first,
+                last,
+                _candidates(state),
+                plan(algorithm.round, state, hyper, cohort, key, **more),
+            )
+            for (first, state), last in zip(begins, ends, strict=True)
+        ),
+    )
+
+
+def _candidates(state: Any) -> tuple[str, ...]:
+    while not hasattr(state, "candidates"):
+        if not hasattr(state, "inner"):
+            return ()
+        state = state.inner
+    return tuple(state.candidates)

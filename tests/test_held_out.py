@@ -1,0 +1,124 @@
+"""Examples that are held out: the same ones for everybody, never trained on, on every executor."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedgrad as fg
+from by_hand import CLIENTS, POPULATION, START, as_params, as_vector, loss
+from fedgrad.federation import InProcess
+from laws import every_executor
+
+KEY = jax.random.key(0)
+
+
+def view(count, capacity=None):
+    return fg.Examples.of({"x": jnp.arange(100 + count)[:count]})
+
+
+def read(examples, size):
+    batch, mask = examples.batch(0, size)
+    return np.asarray(batch["x"])[np.asarray(mask)].tolist()
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 10, 53])
+def test_every_example_is_in_one_of_both_parts(count, fraction):
+    train, held = fg.HeldOut(fraction).split(view(count))
+    ours, theirs = read(train, count), read(held, count)
+    assert sorted(ours + theirs) == list(range(count))
+    assert len(theirs) == min(int(count * fraction + 0.5), count - 1) and len(ours) >= 1
+    assert int(held.count) <= held.capacity
+
+
+def test_by_a_seed_and_not_the_first_or_last():
+    parts = [read(fg.HeldOut(seed=s).split(view(50))[1], 50) for s in (0, 0, 1)]
+    assert parts[0] == parts[1] != parts[2]
+    assert set(parts[0]) not in ({*range(10)}, {*range(40, 50)})
+
+
+def test_reading_by_batches_shuffled_and_by_index_agree():
+    train, _ = fg.HeldOut().split(view(23))
+
+    def add(seen, batch, mask):
+        return seen + jnp.sum(jnp.where(mask, 2.0 ** batch["x"].astype(float), 0))
+
+    expected = sum(2.0**x for x in read(train, 23))
+    for key in (None, KEY):
+        assert float(train.fold(add, jnp.zeros(()), 5, key=key)) == expected
+
+
+@every_executor
+def test_training_without_them_is_training_on_the_others(executor):
+    rule = fg.HeldOut(0.3, seed=4)
+    kept = []
+    for client in CLIENTS:
+        train, _ = rule.split(fg.Examples.of(client))
+        places = np.asarray(train.take(jnp.arange(int(train.count)))["y"])
+        rows, _ = train.batch(0, int(train.count))
+        assert len(places) == int(train.count)
+        kept.append(jax.tree.map(np.asarray, rows))
+    work = fg.local_training(0.3, batch_size=10, shuffle=False)
+    algorithm = fg.fed_avg(loss, work).on(executor)
+    state = algorithm.init(as_params(START))
+    by_rule, _ = fg.holding_out(algorithm, rule).round(
+        state, algorithm.hyper, POPULATION.everyone, KEY
+    )
+    by_hand, _ = algorithm.round(state, algorithm.hyper, fg.population(kept).everyone, KEY)
+    np.testing.assert_allclose(
+        as_vector(by_rule.params), as_vector(by_hand.params), rtol=1e-12, atol=1e-14
+    )
+
+
+@every_executor
+def test_an_evaluation_and_a_hypergradient_are_of_them_alone(executor):
+    rule = fg.HeldOut(0.4)
+    held = []
+    for client in CLIENTS:
+        _, rows = rule.split(fg.Examples.of(client))
+        if int(rows.count):
+            held.append(jax.tree.map(np.asarray, rows.batch(0, int(rows.count))[0]))
+    params, alone = as_params(START), fg.population(held)
+    ours = fg.Evaluation({"loss": loss}, POPULATION, held_out=rule).on(executor)
+    theirs = fg.Evaluation({"loss": loss}, alone)
+    np.testing.assert_allclose(ours(params)["loss"], theirs(params)["loss"], rtol=1e-12)
+    slopes = [
+        fg.grad(fg.GradientCohort("fresh", held_out=r).program(loss))(params, clients.everyone)
+        for r, clients in ((rule, POPULATION), (None, alone))
+    ]
+    np.testing.assert_allclose(as_vector(slopes[0]), as_vector(slopes[1]), rtol=1e-12)
+
+
+def test_a_client_with_one_example_trains_and_judges_nothing():
+    clients = [{"x": np.ones((n, 2)), "y": np.ones(n)} for n in (1, 1, 6)]
+    population = fg.population(clients)
+    slope = fg.grad(fg.GradientCohort("fresh", held_out=fg.HeldOut()).program(loss))
+    found = slope(as_params(START), population.everyone)
+    alone = slope(as_params(START), population.select([2]))
+    np.testing.assert_allclose(as_vector(found), as_vector(alone), rtol=1e-12)
+    assert np.all(np.isfinite(as_vector(found)))
+
+
+def test_on_nodes_the_rule_is_applied_where_the_examples_are():
+    algorithm = fg.holding_out(fg.fed_avg(loss, fg.local_training(0.3, batch_size=10)))
+    settings = {"params": as_params(START), "rounds": 3, "cohort_size": 3, "key": KEY}
+    here = fg.fit(algorithm, POPULATION, progress=False, **settings)
+    with fg.executors.flower(InProcess.of(CLIENTS), platforms=("cpu",)) as nodes:
+        there = fg.fit(algorithm, nodes.population(), progress=False, **settings)
+    np.testing.assert_allclose(as_vector(here.params), as_vector(there.params), rtol=1e-9)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, 0.0, 1.0, -0.2, "a fifth"])
+def test_a_fraction_is_between_0_and_1(fraction):
+    with pytest.raises(fg.FederatedError, match="give a part between 0 and 1"):
+        fg.HeldOut(fraction)
+
+
+def test_holding_out_again_holds_out_the_same():
+    train, held = fg.HeldOut().split(view(23))
+    again, others = fg.HeldOut().split(train)
+    assert read(again, 23) == read(train, 23) and read(others, 23) == read(held, 23)
+    for rule, examples in ((fg.HeldOut(0.3), train), (fg.HeldOut(), held)):
+        with pytest.raises(fg.FederatedError, match="Hold out once"):
+            rule.split(examples)

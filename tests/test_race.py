@@ -1,0 +1,261 @@
+"""A race inside one training: candidates train as they would alone, and the best one is left."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedgrad as fg
+from by_hand import CLIENTS, POPULATION, START, as_params, as_vector, loss
+from fedgrad.federation import InProcess
+from laws import every_executor
+
+KEY = jax.random.key(0)
+WORK = fg.local_training(0.3, batch_size=10)
+AVGM = fg.fed_avgm(loss, WORK, 0.7, 0.8)
+SLOW = AVGM.starting({"client.learning_rate": 1e-4})
+WILD = AVGM.starting({"client.learning_rate": 1e6})
+ADAM = fg.averaged(fg.fed_adam(loss, WORK, 0.05))
+MIXED = {"good": AVGM, "slow": SLOW, "wild": WILD, "adam": ADAM}
+RULE = fg.HeldOut()
+
+
+def train(algorithm, rounds=12, clients=POPULATION, out=None, **more):
+    settings = {"params": as_params(START), "cohort_size": 3, "key": KEY, "progress": False}
+    return fg.fit(algorithm, clients, rounds=rounds, out=out, **(settings | more))
+
+
+def play(algorithm, rounds, first=0, state=None):
+    """Rounds by hand, without `fit`."""
+    state = algorithm.init(as_params(START)) if state is None else state
+    for t in range(first, first + rounds):
+        if algorithm.between is not None:
+            state = algorithm.between(state, t, 100)
+        cohort = POPULATION.sample(KEY, 3, round=t + 1)
+        state, metrics = algorithm.round(state, algorithm.hyper, cohort, jax.random.key(t))
+    return state, metrics
+
+
+@every_executor
+@pytest.mark.parametrize("held_out", [RULE, None], ids=["held out", "all"])
+def test_candidates_train_as_they_would_alone(executor, held_out):
+    race = fg.race(MIXED, held_out=held_out).on(executor)
+    state, metrics = play(race, 2)
+    before, _ = play(race, 1)
+    for name, one in MIXED.items():
+        alone = (fg.holding_out(one, held_out) if held_out else one).on(executor)
+        expected, _ = play(alone, 2)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12),
+            state.candidates[name],
+            expected,
+        )
+        # The judge's loss is of the model that the round began with, on the same clients.
+        judged = fg.Evaluation(
+            {"loss": loss}, POPULATION.sample(KEY, 3, round=2), held_out=held_out
+        )
+        value = judged(before.candidates[name].params)["loss"]
+        np.testing.assert_allclose(metrics.extra[f"race.{name}"], value, rtol=1e-6)
+
+
+def test_computed_together_or_one_after_another_is_the_same(monkeypatch):
+    from fedgrad.algorithms import race as module
+
+    together = play(fg.race({"a": AVGM, "b": SLOW}), 3)
+    monkeypatch.setattr(module, "TOGETHER", 0)
+    apart = play(fg.race({"a": AVGM, "b": SLOW}), 3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), together, apart)
+
+
+def test_the_best_is_left_and_goes_on_with_all_examples():
+    result = train(fg.race(MIXED, {0.25: 2, 0.5: 1}))
+    (winner,) = result.state.candidates
+    assert winner in ("good", "adam")
+    rounds = {n: result.history.rounds(f"race.{n}")[-1] for n in MIXED}
+    assert sorted(rounds.values()) == [3, 3, 6, 6] and rounds[winner] == 6
+    assert rounds["wild"] == 3
+    assert np.isfinite(as_vector(result.params)).all()
+    # What it does after the race is what it would do from there, alone.
+    half = train(fg.race(MIXED, {0.25: 2, 0.5: 1}), callbacks=[lambda r, *_: r == 6])
+    state = half.state.candidates[winner]
+    for t in range(7, 13):
+        cohort = POPULATION.sample(KEY, 3, round=t)
+        state, _ = MIXED[winner].round(state, MIXED[winner].hyper, cohort, round_key(t))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9),
+        result.state.candidates[winner],
+        state,
+    )
+
+
+def round_key(t):
+    from fedgrad.clients.sampling import round_keys
+
+    return round_keys(KEY, None)(t)
+
+
+def test_judged_in_the_second_half_of_a_stage():
+    """A candidate that was bad at first, and is good when it counts."""
+
+    def late(rate_then):
+        schedule = optax.piecewise_constant_schedule(1e-6, {3: 0.3 / 1e-6}) if rate_then else 0.02
+        return fg.fed_avg(loss, fg.local_training(schedule, batch_size=10))
+
+    result = train(fg.race({"steady": late(False), "late": late(True)}, {1.0: 1}), rounds=30)
+    judged = {n: result.history[f"race.{n}"] for n in ("steady", "late")}
+    assert judged["late"][:4].mean() > judged["steady"][:4].mean()
+    state = result.state
+    expected = min(judged, key=lambda n: judged[n][15:].mean())
+    np.testing.assert_allclose(
+        as_vector(state.params), as_vector(state.candidates[expected].params)
+    )
+    for name, values in judged.items():
+        np.testing.assert_allclose(state.scores[name], values[15:].sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 5, 6, 7, 11])
+def test_resumes_bit_by_bit_in_the_middle(tmp_path, stop):
+    race = fg.race(MIXED, {0.25: 3, 0.5: 1})
+    whole = train(race)
+    train(race, out=tmp_path, callbacks=[lambda round, *_: round == stop])
+    again = train(race, out=tmp_path)
+    assert jax.tree.structure(again.state) == jax.tree.structure(whole.state)
+    jax.tree.map(np.testing.assert_array_equal, again.state, whole.state)
+    for name in whole.history:
+        if name != "seconds":
+            np.testing.assert_array_equal(again.history[name], whole.history[name])
+            np.testing.assert_array_equal(again.history.rounds(name), whole.history.rounds(name))
+
+
+@pytest.mark.parametrize("stop", [2, 12])
+def test_an_extended_run_keeps_to_its_plan(tmp_path, stop):
+    race = fg.race(MIXED, {0.25: 3, 0.5: 1})
+    short = train(race, rounds=12)
+    train(race, rounds=12, out=tmp_path, callbacks=[lambda round, *_: round == stop])
+    longer = train(race, rounds=20, out=tmp_path)
+    assert longer.rounds == 20 and [*longer.state.candidates] == [*short.state.candidates]
+    for name in (f"race.{n}" for n in MIXED):
+        np.testing.assert_array_equal(longer.history[name], short.history[name])
+    again = train(race, rounds=22, out=tmp_path)  # and once more
+    assert again.rounds == 22
+
+
+def test_a_race_of_races():
+    rates = (1e-4, 0.3, 1e5)
+    family = fg.race(
+        {f"rate {i}": AVGM.starting({"client.learning_rate": r}) for i, r in enumerate(rates)},
+        {0.25: 1},
+    )
+    result = train(fg.race({"avgm": family, "adam": ADAM}, {0.5: 1}), rounds=16)
+    assert result.history.rounds("race.avgm.rate 0")[-1] == 4
+    assert result.history.rounds("race.avgm")[-1] == 8
+    assert len(result.state.candidates) == 1
+    assert np.isfinite(as_vector(result.params)).all()
+
+
+def test_an_average_around_a_race_and_a_race_of_averages():
+    around = train(fg.averaged(fg.race({"a": AVGM, "b": SLOW})))
+    assert [*around.state.inner.candidates] == ["a"]
+    inside = train(fg.race({"a": fg.averaged(AVGM), "b": fg.averaged(SLOW)}))
+    np.testing.assert_allclose(as_vector(inside.last), as_vector(around.last), rtol=1e-9)
+    assert not np.allclose(as_vector(inside.params), as_vector(inside.last))
+
+
+def test_candidates_that_learn_share_their_gradient_cohort():
+    tuned = fg.self_tuning(AVGM, "server.learning_rate")
+    race = fg.race({"tuned": tuned, "plain": SLOW})
+    assert set(race.cohorts) == {"gradient_cohort"}
+    result = train(race)
+    assert [*result.state.candidates] == ["tuned"]
+    assert result.hyper["tuned"]["server"]["learning_rate"] != 0.7
+    assert len(result.history["hyper.tuned.server.learning_rate"]) == 9  # after the race
+
+
+def test_nobody_has_an_example_to_spare():
+    """Then what they train on judges."""
+    clients = fg.population([{"x": np.ones((1, 2)) * i, "y": np.ones(1)} for i in range(4)])
+    result = train(fg.race({"slow": SLOW, "good": AVGM}), clients=clients)
+    assert [*result.state.candidates] == ["good"]
+    assert np.isfinite(result.history["race.slow"]).all()
+
+
+def test_when_all_diverge_the_first_one_is_left():
+    race = fg.race({"second": WILD, "a": WILD.starting({"client.learning_rate": 1e200})})
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        result = train(race, params=as_params(START * np.nan))
+    assert [*result.state.candidates] == ["second"]
+
+
+def test_on_nodes():
+    race = fg.race({"good": AVGM, "slow": SLOW, "adam": ADAM}, {0.3: 2, 0.6: 1})
+    here = train(race, rounds=6)
+    with fg.executors.flower(InProcess.of(CLIENTS), platforms=("cpu",)) as nodes:
+        there = train(race, rounds=6, clients=nodes.population())
+    assert [*there.state.candidates] == [*here.state.candidates]
+    np.testing.assert_allclose(as_vector(there.params), as_vector(here.params), rtol=1e-9)
+
+
+def test_one_message_and_the_price_of_each_phase():
+    race = fg.race({"good": AVGM, "slow": SLOW, "avg": fg.averaged(AVGM)}, {0.1: 2, 0.5: 1})
+    shown = fg.explain(race, as_params(START), POPULATION.everyone, rounds=40)
+    assert [(p.first, p.last, len(p.candidates)) for p in shown.phases] == [
+        (1, 4, 3),
+        (5, 20, 2),
+        (21, 40, 1),
+    ]
+    assert all(p.plan.rounds == 1 for p in shown.phases)
+    alone = fg.plan(AVGM.round, AVGM.init(as_params(START)), AVGM.hyper, POPULATION.everyone, KEY)
+    assert shown.phases[-1].bytes == sum(alone.bytes)
+    model = 8 * 3
+    down, up = shown.phases[0].plan.bytes
+    assert 4 * model <= down <= 4 * model + 64  # the average is judged, so it is sent as well
+    assert 3 * model <= up <= 3 * model + 80
+    works = [p.plan.client_work for p in shown.phases]
+    assert works[0] > works[1] > works[2] > 0
+    total = 4 * shown.phases[0].bytes + 16 * shown.phases[1].bytes + 20 * shown.phases[2].bytes
+    assert shown.bytes == total and shown.times > 1
+    assert "21 to 40" in str(shown) and "<pre>" in shown._repr_html_()
+
+
+def test_a_round_is_compiled_once_for_each_stage():
+    calls = []
+
+    def counted(params, batch):
+        calls.append(1)
+        return loss(params, batch)
+
+    base = fg.fed_avg(counted, WORK)
+    race = fg.race({"a": base, "b": base.starting({"client.learning_rate": 0.1})}, {0.5: 1})
+    train(race, rounds=4)
+    first = len(calls)
+    train(race, rounds=40)
+    assert len(calls) == first
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: fg.race({}), "by name"),
+        (lambda: fg.race({"a": 3}), "Give an algorithm"),
+        (lambda: fg.race({"a.b": AVGM}), "without a dot"),
+        (lambda: fg.race({"a": AVGM, "b": fg.fed_avg(lambda p, b: loss(p, b))}), "another loss"),
+        (lambda: fg.race({"a": fg.scaffold(loss)}), "keep a state"),
+        (lambda: fg.race({"a": AVGM}, {0.5: 2}), "at last 1"),
+        (lambda: fg.race({"a": AVGM}, {0.5: 1, 0.7: 2}), "fewer and fewer"),
+        (lambda: fg.race({"a": AVGM}, {1.5: 1}), "between 0 and 1"),
+        (lambda: fg.race({"a": AVGM}, {0.5: 1.0}), "whole number"),
+        (lambda: fg.race({"a": AVGM}, cut={0.5: 1}), "cuts"),
+        (lambda: fg.side_by_side(fg.race({"a": AVGM})), "before they race"),
+        (lambda: fg.self_tuning(fg.race({"a": AVGM}), "a.server"), "before they race"),
+    ],
+)
+def test_what_is_wrong_is_said(make, words):
+    with pytest.raises(fg.FederatedError, match=words):
+        make()
+
+
+def test_rounds_so_few_that_cuts_fall_together():
+    result = train(fg.race(MIXED, {0.025: 3, 0.1: 2, 0.25: 1}), rounds=3)
+    assert len(result.state.candidates) == 1
+    assert jnp.isfinite(result.history["loss"][-1])
