@@ -56,7 +56,7 @@ def test_candidates_train_as_they_would_alone(executor, held_out):
             {"loss": loss}, POPULATION.sample(KEY, 3, round=2), held_out=held_out
         )
         value = judged(before.candidates[name].params)["loss"]
-        np.testing.assert_allclose(metrics.extra[f"race.{name}"], value, rtol=1e-6)
+        np.testing.assert_allclose(metrics.extra[f"race.loss.{name}"], value, rtol=1e-6)
 
 
 def test_computed_together_or_one_after_another_is_the_same(monkeypatch):
@@ -72,7 +72,7 @@ def test_the_best_is_left_and_goes_on_with_all_examples():
     result = train(fg.race(MIXED, {0.25: 2, 0.5: 1}))
     (winner,) = result.state.candidates
     assert winner in ("good", "adam")
-    rounds = {n: result.history.rounds(f"race.{n}")[-1] for n in MIXED}
+    rounds = {n: result.history.rounds(f"race.loss.{n}")[-1] for n in MIXED}
     assert sorted(rounds.values()) == [3, 3, 6, 6] and rounds[winner] == 6
     assert rounds["wild"] == 3
     assert np.isfinite(as_vector(result.params)).all()
@@ -103,7 +103,7 @@ def test_judged_in_the_second_half_of_a_stage():
         return fg.fed_avg(loss, fg.local_training(schedule, batch_size=10))
 
     result = train(fg.race({"steady": late(False), "late": late(True)}, {1.0: 1}), rounds=30)
-    judged = {n: result.history[f"race.{n}"] for n in ("steady", "late")}
+    judged = {n: result.history[f"race.rank.{n}"] for n in ("steady", "late")}
     assert judged["late"][:4].mean() > judged["steady"][:4].mean()
     state = result.state
     expected = min(judged, key=lambda n: judged[n][15:].mean())
@@ -135,7 +135,7 @@ def test_an_extended_run_keeps_to_its_plan(tmp_path, stop):
     train(race, rounds=12, out=tmp_path, callbacks=[lambda round, *_: round == stop])
     longer = train(race, rounds=20, out=tmp_path)
     assert longer.rounds == 20 and [*longer.state.candidates] == [*short.state.candidates]
-    for name in (f"race.{n}" for n in MIXED):
+    for name in (f"race.loss.{n}" for n in MIXED):
         np.testing.assert_array_equal(longer.history[name], short.history[name])
     again = train(race, rounds=22, out=tmp_path)  # and once more
     assert again.rounds == 22
@@ -148,8 +148,8 @@ def test_a_race_of_races():
         {0.25: 1},
     )
     result = train(fg.race({"avgm": family, "adam": ADAM}, {0.5: 1}), rounds=16)
-    assert result.history.rounds("race.avgm.rate 0")[-1] == 4
-    assert result.history.rounds("race.avgm")[-1] == 8
+    assert result.history.rounds("race.rank.avgm.rate 0")[-1] == 4
+    assert result.history.rounds("race.loss.avgm")[-1] == 8
     assert len(result.state.candidates) == 1
     assert np.isfinite(as_vector(result.params)).all()
 
@@ -177,7 +177,7 @@ def test_nobody_has_an_example_to_spare():
     clients = fg.population([{"x": np.ones((1, 2)) * i, "y": np.ones(1)} for i in range(4)])
     result = train(fg.race({"slow": SLOW, "good": AVGM}), clients=clients)
     assert [*result.state.candidates] == ["good"]
-    assert np.isfinite(result.history["race.slow"]).all()
+    assert np.isfinite(result.history["race.loss.slow"]).all()
 
 
 def test_when_all_diverge_the_first_one_is_left():

@@ -17,6 +17,7 @@ import numpy as np
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.objective import client_loss
+from fedgrad.algorithms.safeguards import choose, finite
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import A_FIFTH, HeldOut
 from fedgrad.clients.population import Population
@@ -37,7 +38,7 @@ class RaceState:
     """The states of the candidates that are left, and how they stand."""
 
     candidates: dict[str, Any]
-    scores: dict[str, jax.Array]  # judged losses of this stage, summed
+    scores: dict[str, jax.Array]  # their mean ranks, summed over rounds that count
     leader: jax.Array  # who has the best score, in the order of their names
 
     @property
@@ -72,10 +73,13 @@ def race(
 
     All `candidates`, by name, are trained in the same rounds, by the same clients, with the same
     keys. `cuts`: after which part of all rounds how many are left, `{0.1: 3, 0.25: 1}`; by default
-    one of them after a quarter. Who is left is decided by the mean loss of the candidates' models
-    on each client's `held_out` examples, in the second half of what there is between two cuts;
-    meanwhile they are trained without these. The last one goes on alone, with all examples. None:
-    judged on what they train on.
+    one of them after a quarter. Clients judge: each ranks the candidates' models by their loss on
+    its own `held_out` examples, and those with the best mean rank in the second half of what there
+    is between two cuts are left; meanwhile they are trained without these examples. The last one
+    goes on alone, with all of them. None: judged by what they train on.
+
+    Ranks, because the same clients judge all candidates, so that differences count and not how
+    hard the clients of a round are; and because one client with an enormous loss has one voice.
 
     A candidate is anything with `init` and `round`, also another race; the model by which it is
     judged is its `state.params`, so that of `fg.averaged(...)` is the average. Those that differ
@@ -104,29 +108,25 @@ def race(
         state, metrics = one.round(state, hyper, cohort, key, **more)
         return state, require_metrics(metrics)
 
-    def judged(params: Params, examples: Examples, instead: Any) -> jax.Array:
-        own = client_loss(loss, batch_size, broadcast(params), examples)
-        found = mean(own, weights=examples.count)
-        if instead is not None:  # nobody has an example to spare
-            found = jnp.where(sum(examples.count) > 0, found, jnp.asarray(instead, found.dtype))
-        return found.astype(jnp.float32)
-
     def round(
         state: RaceState, hyper: Hyper, cohort: Any, key: Key, **further: Any
     ) -> tuple[RaceState, Metrics]:
         live = sorted(state.candidates)
         if len(live) == 1:
             (name,) = live
-            one = state.candidates[name]
-            new, metrics = step(name, one, hyper[name], cohort, key, further)
+            old = state.candidates[name]
+            new, metrics = step(name, old, hyper[name], cohort, key, further)
+            new = choose(finite(new), new, old)  # nobody is left to go on with instead
             return replace(state, candidates={name: new}), _named(name, metrics)
         train, judges = cohort, Examples.of(cohort)
         if held_out is not None:
             train, judges = held_out.split(judges)
 
         def play(name: str, one: State, its: Hyper) -> tuple[State, Metrics, jax.Array]:
+            """The next state, and each client's own loss of the model before."""
             new, metrics = step(name, one, its, train, key, further)
-            return new, metrics, judged(one.params, judges, held_out and metrics.loss)
+            own = client_loss(loss, batch_size, broadcast(one.params), judges)
+            return new, metrics, own.astype(jnp.float32)
 
         played: dict[str, tuple[State, Metrics, jax.Array]] = {}
         for names in _alike(live, candidates, state, hyper):
@@ -138,20 +138,29 @@ def race(
             each = jax.vmap(lambda s, h, first=first: play(first, s, h))
             rows = each(_stacked(states), _stacked(hypers))
             played |= {n: jax.tree.map(lambda x, i=i: x[i], rows) for i, n in enumerate(names)}
-        losses = {n: played[n][2] for n in live}
-        scores = {n: state.scores[n] + _or_infinite(losses[n]) for n in live}
+        own = jnp.stack([played[n][2] for n in live])
+        judged = judges.count > 0
+        losses = mean(own, weights=judges.count)
+        ranks = mean(_ranks(own), weights=judged)
+        seen = [played[n][1].loss for n in live]
+        trained = None
+        if all(value is not None for value in seen):
+            trained = jnp.stack([jnp.asarray(value, jnp.float32) for value in seen])
+            # Where nobody has an example to spare, what they train on has to do.
+            anybody = sum(judged) > 0
+            losses = jnp.where(anybody, losses, trained)
+            ranks = jnp.where(anybody, ranks, _ranks(trained))
+        scores = {n: state.scores[n] + ranks[i] for i, n in enumerate(live)}
         leader = jnp.argmin(jnp.stack([scores[n] for n in live])).astype(jnp.int32)
-        trained = [played[n][1].loss for n in live]
-        shown = {f"race.{n}": losses[n] for n in live} | {
-            f"race.{n}.{rest.removeprefix('race.')}": value
-            for n in live
-            for rest, value in played[n][1].extra.items()
-        }
-        # What the leader's clients saw: the loss of this training, as of any other.
-        known = all(one is not None for one in trained)
-        value = jnp.stack(trained)[leader] if known else None
+        shown = {f"race.loss.{n}": losses[i] for i, n in enumerate(live)}
+        shown |= {f"race.rank.{n}": ranks[i] for i, n in enumerate(live)}
+        for n in live:  # of races in the race
+            for inner, value in played[n][1].extra.items():
+                kind, _, rest = inner.removeprefix("race.").partition(".")
+                shown |= {f"race.{kind}.{n}.{rest}": value} if inner.startswith("race.") else {}
         new = RaceState({n: played[n][0] for n in live}, scores, leader)
-        return new, Metrics(loss=value, extra=shown)
+        # Of this training, what the leader's clients saw is the loss.
+        return new, Metrics(loss=None if trained is None else trained[leader], extra=shown)
 
     def between(state: RaceState, done: int, planned: int) -> RaceState:
         inner = {
@@ -288,8 +297,12 @@ def _stacked(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *trees)
 
 
-def _or_infinite(loss: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(loss), loss, jnp.inf)
+def _ranks(losses: jax.Array) -> jax.Array:
+    """How many are better than each; of two that are equal, one half. What diverged is worst."""
+    found = jnp.where(jnp.isfinite(losses), losses, jnp.inf)
+    better = jnp.sum(found[None, :] < found[:, None], axis=1)
+    equal = jnp.sum(found[None, :] == found[:, None], axis=1) - 1
+    return better.astype(jnp.float32) + equal.astype(jnp.float32) / 2
 
 
 def _named(name: str, metrics: Metrics) -> Metrics:

@@ -19,8 +19,8 @@ def guarded(
     which therefore keeps the model before that one to go back to).
     """
     # An infinite gradient would be projected onto a bound, which is finite.
-    tuned = _finite(new.learned) & _finite(new.optimizer) & _finite(gradient)
-    trained = _finite(new.inner) & good
+    tuned = finite(new.learned) & finite(new.optimizer) & finite(gradient)
+    trained = finite(new.inner) & good
     # The same hyperparameters would lead there again: halve them.
     back = {n: w.raw(w.value(old.learned[n]) / 2) for n, w in wanted.items()}
     kept = choose(tuned, new.learned, old.learned)
@@ -46,7 +46,8 @@ def ran_away(loss: jax.Array, first: jax.Array, times: float) -> jax.Array:
         return ~jnp.isfinite(loss) | (loss > first + times * size)
 
 
-def _finite(tree: Any) -> jax.Array:
+def finite(tree: Any) -> jax.Array:
+    """Whether all numbers of a tree are."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in floats] or [True]))
 
