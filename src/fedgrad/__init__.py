@@ -10,6 +10,7 @@ from fedgrad.ad.transforms import grad, hessian, jacobian, value_and_grad
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.averaged import averaged
+from fedgrad.algorithms.fed_auto import fed_auto
 from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.holding_out import holding_out
@@ -112,6 +113,7 @@ __all__ = [
     "explain",
     "fed_adagrad",
     "fed_adam",
+    "fed_auto",
     "fed_avg",
     "fed_avgm",
     "fed_dog",
