@@ -11,6 +11,7 @@ from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.gradient_cohort import GradientCohort
+from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
@@ -77,6 +78,7 @@ __all__ = [
     "GradientCohort",
     "GradientError",
     "History",
+    "Horizon",
     "LocalTraining",
     "Metrics",
     "Optimizer",

@@ -1,28 +1,44 @@
 """What keeps self-tuning from running away: a step can be refused, a round be undone."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fedgrad.algorithms.gradient_cohort import Comparison
 from fedgrad.algorithms.parametrization import Form
 from fedgrad.core.primitives import promoting
 
+# A model is worse if, on the same clients, its loss is above that of the one before by more than
+# which clients were asked explains (so many standard errors of the mean difference), and by more
+# than rounds change the loss anyway, because of who trains in them (so many times).
+CLIENTS_DIFFER, ROUNDS_DIFFER = 2.0, 4.0
+MEMORY = 0.9  # of how much rounds change the loss, from one to the next
+
 
 def guarded(
-    old: Any, new: Any, wanted: dict[str, Form], gradient: dict[str, Any], good: jax.Array
+    old: Any,
+    new: Any,
+    wanted: dict[str, Form],
+    gradient: dict[str, Any],
+    good: jax.Array,
+    comparison: Comparison | None = None,
 ) -> tuple[Any, jax.Array]:
     """The new state of self-tuning without what has run away, and whether something has.
 
     `good` tells whether the loss is: that of the new model (serial) or of the old one (parallel,
-    which therefore keeps the model before that one to go back to).
+    which therefore keeps the model before that one to go back to). With a `comparison`, what is to
+    blame for a loss that is not good is stepped back alone, as far as that can be told.
     """
     # An infinite gradient would be projected onto a bound, which is finite.
     tuned = _finite(new.learned) & _finite(new.optimizer) & _finite(gradient)
     trained = _finite(new.inner) & good
     # The same hyperparameters would lead there again: halve them.
     back = {n: w.raw(w.value(old.learned[n]) / 2) for n, w in wanted.items()}
+    if comparison is not None:
+        proven = {n: w.value(old.proven.learned[n]) for n, w in wanted.items()}
+        back = _stepped_back(old.learned, proven, wanted, gradient, good)
     kept = choose(tuned, new.learned, old.learned)
     forgotten = jax.tree.map(jnp.zeros_like, new.sensitivity)
     rejected = jnp.where(tuned & trained, 0, 1).astype(jnp.int32)
@@ -34,6 +50,7 @@ def guarded(
         optimizer=choose(tuned & trained, new.optimizer, old.optimizer),
         sensitivity=choose(trained, new.sensitivity, forgotten),
         fallback=None if old.fallback is None else before,
+        proven=None if comparison is None else _proven(old, comparison, good, trained),
         rejected=old.rejected + rejected,
     )
     return state, rejected
@@ -44,6 +61,83 @@ def ran_away(loss: jax.Array, first: jax.Array, times: float) -> jax.Array:
     size = jnp.maximum(jnp.abs(first), 1)  # it may be negative, or 0 by chance
     with promoting():
         return ~jnp.isfinite(loss) | (loss > first + times * size)
+
+
+# --- losses of two models on the same clients ---------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Proven:
+    """What is known of models whose loss was seen to be good."""
+
+    learned: dict[str, Any]  # what the last of them was trained with
+    used: dict[str, Any]  # what the present one was trained with, whose loss is not seen yet
+    usual: jax.Array  # how much rounds change the loss, as a root mean square; infinite: unknown
+
+
+def nothing_proven(learned: dict[str, Any]) -> Proven:
+    """Before the first round: what it begins with has to be good."""
+    return Proven(learned, learned, jnp.float32(jnp.inf))
+
+
+def got_worse(loss: jax.Array, found: Comparison, usual: jax.Array) -> jax.Array:
+    """Whether a model is worse than the one it is compared with by more than chance explains, or
+    its loss not finite."""
+    usual = _usual(found, usual)
+    clients, rounds = found.error * CLIENTS_DIFFER, usual * ROUNDS_DIFFER
+    # Without an idea of what is usual (one client, the first round) there is no chance to exceed.
+    worse = (found.difference > clients) & (found.difference > rounds) & (usual > 0)
+    return ~jnp.isfinite(loss) | worse
+
+
+def _usual(found: Comparison, usual: jax.Array) -> jax.Array:
+    """Before rounds have told: as much as nobody would see in the loss of other clients."""
+    return jnp.where(jnp.isfinite(usual), usual, found.spread)
+
+
+def _proven(old: Any, found: Comparison, good: jax.Array, trained: jax.Array) -> Proven:
+    was: Proven = old.proven
+    usual = _usual(found, was.usual)
+    # One large change must not make the next one look usual: what runs away, grows.
+    size = jnp.abs(found.difference)
+    seen = jnp.where(usual > 0, jnp.minimum(size, 2 * usual), size)
+    mixed = jnp.sqrt(MEMORY * usual**2 + (1 - MEMORY) * seen**2)
+    # After a round that was undone a model is compared with itself, which tells nothing.
+    tells = good & jnp.isfinite(size) & (size > 0)
+    learned = choose(good, was.used, was.learned)
+    return Proven(
+        learned,
+        choose(trained, old.learned, learned),
+        jnp.where(tells, mixed, usual).astype(was.usual.dtype),
+    )
+
+
+def _stepped_back(
+    learned: dict[str, Any],
+    proven: dict[str, Any],
+    wanted: dict[str, Form],
+    gradient: dict[str, Any],
+    good: jax.Array,
+) -> dict[str, Any]:
+    """What is learned, with what is to blame stepped back: to half, or to what a good model was
+    trained with if that is less. To blame is whose step back would lower the loss most, by its
+    hypergradient; if none would, or that is not finite, or the loss is not what is wrong: all.
+    """
+
+    def lower(name: str, form: Form) -> Any:
+        half, before = form.value(learned[name]) / 2, proven[name]
+        return form.raw(jnp.where(jnp.abs(before) < jnp.abs(half), before, half))
+
+    back = {name: lower(name, form) for name, form in wanted.items()}
+    with promoting():
+        gain = [jnp.sum(gradient[n] * (learned[n] - back[n])) for n in wanted]
+        gains = jnp.array([g.astype(jnp.float32) for g in gain])
+    told = jnp.all(jnp.isfinite(gains)) & (jnp.max(gains) > 0) & ~good
+    blamed = jnp.arange(len(gain)) == jnp.argmax(gains)
+    return {
+        name: choose(blamed[i] | ~told, back[name], learned[name]) for i, name in enumerate(wanted)
+    }
 
 
 def _finite(tree: Any) -> jax.Array:
