@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.core.evaluate import run_apart
-from fedgrad.core.primitives import make_jaxpr, promoting
+from fedgrad.core.primitives import promoting
+from fedgrad.core.trace import one_view
 
 
 def carried(values: Sequence[jax.Array], slopes: Sequence[Sequence[Any]], at: Sequence[Any]) -> Any:
@@ -55,10 +56,10 @@ def apart(fun: Callable[[Any], Any], told: Any, kept: Any, placements: Sequence[
     has these placements. apart(fun, x, x) is fun(x).
     """
     first, tree = jax.tree.flatten(told)
-    jaxpr, shape = make_jaxpr(lambda *xs: fun(jax.tree.unflatten(tree, xs)), placements, *first)
+    jaxpr, result = one_view(lambda *xs: fun(jax.tree.unflatten(tree, xs)), placements, *first)
     pairs = list(zip(first, jax.tree.leaves(kept), strict=True))
     outputs = [second for _, second in run_apart(jaxpr, pairs)]
-    return jax.tree.unflatten(jax.tree.structure(shape), outputs)
+    return jax.tree.unflatten(result, outputs)
 
 
 def _is_zero(x: Any) -> bool:

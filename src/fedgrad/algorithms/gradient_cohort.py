@@ -98,4 +98,5 @@ def _compared(value: jax.Array, before: jax.Array, count: jax.Array, at: Placeme
         left = square - 2 * mean * linear + mean**2 * squares
         return jnp.sqrt(jnp.maximum(left, 0)) / total
 
-    return Comparison(means["difference"], error("difference"), error("before"))
+    found = means["difference"], error("difference"), error("before")
+    return Comparison(*(x.astype(jnp.float32) for x in found))
