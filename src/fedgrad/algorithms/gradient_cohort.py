@@ -89,14 +89,17 @@ def _compared(value: jax.Array, before: jax.Array, count: jax.Array, at: Placeme
     pair = {"difference": value - before, "before": before}
     first = sum_({n: weight * x for n, x in pair.items()}, at)
     second = sum_({n: weight**2 * jnp.stack([x, x**2]) for n, x in pair.items()}, at)
-    total, squares = sum_(weight, at), sum_(weight**2, at)
+    total, squares = sum_(count, at).astype(value.dtype), sum_(weight**2, at)
     means = {n: x / total for n, x in first.items()}
+
+    clients = total**2 / squares  # so many of equal weight would tell as much
+    few = jnp.sqrt(clients / jnp.maximum(clients - 1, 1))
 
     def error(name: str) -> jax.Array:
         """Of a weighted mean: the root of sum w^2 (x - mean)^2, over sum w."""
         mean, (linear, square) = means[name], second[name]
         left = square - 2 * mean * linear + mean**2 * squares
-        return jnp.sqrt(jnp.maximum(left, 0)) / total
+        return few * jnp.sqrt(jnp.maximum(left, 0)) / total
 
     found = means["difference"], error("difference"), error("before")
     return Comparison(*(x.astype(jnp.float32) for x in found))

@@ -11,9 +11,10 @@ from fedgrad.algorithms.parametrization import Form
 from fedgrad.core.primitives import promoting
 
 # A model is worse if, on the same clients, its loss is above that of the one before by more than
-# which clients were asked explains (so many standard errors of the mean difference), and by more
-# than rounds change the loss anyway, because of who trains in them (so many times).
-CLIENTS_DIFFER, ROUNDS_DIFFER = 2.0, 4.0
+# which clients were asked explains: so many standard errors of the mean difference. But also by
+# more than anybody would notice, so many times: rounds change the loss for the worse, too, because
+# of who trains in them; and what is within the standard error of the loss itself harms nobody.
+CLIENTS_DIFFER, ROUNDS_DIFFER = 2.0, 5.0
 MEMORY = 0.9  # of how much rounds change the loss, from one to the next
 
 
@@ -73,44 +74,38 @@ class Proven:
 
     learned: dict[str, Any]  # what the last of them was trained with
     used: dict[str, Any]  # what the present one was trained with, whose loss is not seen yet
-    usual: jax.Array  # how much rounds change the loss, as a root mean square; infinite: unknown
+    usual: jax.Array  # how much rounds change the loss, as a root mean square
 
 
 def nothing_proven(learned: dict[str, Any]) -> Proven:
     """Before the first round: what it begins with has to be good."""
-    return Proven(learned, learned, jnp.float32(jnp.inf))
+    return Proven(learned, learned, jnp.float32(0.0))
 
 
 def got_worse(loss: jax.Array, found: Comparison, usual: jax.Array) -> jax.Array:
     """Whether a model is worse than the one it is compared with by more than chance explains, or
     its loss not finite."""
-    usual = _usual(found, usual)
-    clients, rounds = found.error * CLIENTS_DIFFER, usual * ROUNDS_DIFFER
-    # Without an idea of what is usual (one client, the first round) there is no chance to exceed.
-    worse = (found.difference > clients) & (found.difference > rounds) & (usual > 0)
-    return ~jnp.isfinite(loss) | worse
+    noticed = _noticed(found, usual)
+    worse = found.difference > jnp.maximum(CLIENTS_DIFFER * found.error, ROUNDS_DIFFER * noticed)
+    # One client, in the first rounds: nothing is known of chance yet.
+    return ~jnp.isfinite(loss) | (worse & (noticed > 0))
 
 
-def _usual(found: Comparison, usual: jax.Array) -> jax.Array:
-    """Before rounds have told: as much as nobody would see in the loss of other clients."""
-    return jnp.where(jnp.isfinite(usual), usual, found.spread)
+def _noticed(found: Comparison, usual: jax.Array) -> jax.Array:
+    return jnp.sqrt(usual**2 + found.spread**2)
 
 
 def _proven(old: Any, found: Comparison, good: jax.Array, trained: jax.Array) -> Proven:
     was: Proven = old.proven
-    usual = _usual(found, was.usual)
     # One large change must not make the next one look usual: what runs away, grows.
-    size = jnp.abs(found.difference)
-    seen = jnp.where(usual > 0, jnp.minimum(size, 2 * usual), size)
-    mixed = jnp.sqrt(MEMORY * usual**2 + (1 - MEMORY) * seen**2)
+    noticed, size = _noticed(found, was.usual), jnp.abs(found.difference)
+    seen = jnp.where(noticed > 0, jnp.minimum(size, 2 * noticed), size)
+    mixed = jnp.sqrt(MEMORY * was.usual**2 + (1 - MEMORY) * seen**2)
     # After a round that was undone a model is compared with itself, which tells nothing.
     tells = good & jnp.isfinite(size) & (size > 0)
     learned = choose(good, was.used, was.learned)
-    return Proven(
-        learned,
-        choose(trained, old.learned, learned),
-        jnp.where(tells, mixed, usual).astype(was.usual.dtype),
-    )
+    used = choose(trained, old.learned, learned)
+    return Proven(learned, used, jnp.where(tells, mixed, was.usual))
 
 
 def _stepped_back(
