@@ -71,8 +71,8 @@ def self_tuning(
     optax optimizer, by default `optax.sgd(0.01)`. `gradient_from`: who says what the loss is: a
     "fresh" cohort (the paper's choice), the "same" clients that train, another population, or
     `fg.GradientCohort(...)`. `mode`: of differentiation, or a `fg.CostModel`. `horizon`: over how
-    many rounds the derivative looks back; 1, as in the paper, does not see that a step which is
-    too small now is too small for ever. `math.inf` is exact, and `fg.Horizon` says more.
+    many rounds the derivative looks back. One, as in the paper, prefers steps that are too small;
+    `math.inf` is the derivative through all rounds so far; `fg.Horizon` says more.
 
     `guard`: a round after which the model is not finite, or its loss not finite or so many times
     that of the first round, is undone and the learned values are halved. "paired" compares the
@@ -114,9 +114,7 @@ def self_tuning(
         used = names_of.replace(hyper, {n: wanted[n].value(raw[n]) for n in names})
         return algorithm.round(inner, used, cohort, key)
 
-    step = steps[schedule](
-        hypergradient.Parts(train, loss, judges.placement, mode, ahead),
-    )
+    step = steps[schedule](hypergradient.Parts(train, loss, judges.placement, mode, ahead))
 
     def found(
         state: TunedState, hyper: Hyper, cohort: Any, key: Key, more: Any
@@ -135,7 +133,6 @@ def self_tuning(
         values = names_of.paths(hyper)
         inner = algorithm.init(params, hyper)
         raw = {name: wanted[name].raw(values[name]) for name in names}
-
         zero = jnp.int32(0)
         return TunedState(
             inner,
