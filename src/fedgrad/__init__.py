@@ -14,6 +14,7 @@ from fedgrad.algorithms.fed_auto import fed_auto
 from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.holding_out import holding_out
+from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
@@ -83,6 +84,7 @@ __all__ = [
     "GradientError",
     "HeldOut",
     "History",
+    "Horizon",
     "LocalTraining",
     "Metrics",
     "Optimizer",
