@@ -152,9 +152,7 @@ METHODS: Mapping[str, Method] = {
         lambda settings, _: _some_starts(settings, each_its_seed=False),
     ),
     "good": Method("FedAvgM, best start", _of(fg.fed_avgm), _best_start),
-    "good-tuned": Method(
-        "self_tuning(FedAvgM), best start", _tuned, _best_start, averages=True
-    ),
+    "good-tuned": Method("self_tuning(FedAvgM), best start", _tuned, _best_start, averages=True),
     "prodigy": _from_rates("Prodigy", _of(fg.fed_prodigy), (0.01, 0.1)),
     "dog": Method("DoG", _of(fg.fed_dog), _seeds),
     "mechanic": Method("Mechanic", _of(fg.fed_mechanic), _seeds),
@@ -171,9 +169,7 @@ METHODS: Mapping[str, Method] = {
         lambda loss, batch_size: fg.fed_avgm(loss, DeltaSgd(batch_size=batch_size)),
         _seeds,
     ),
-    "halving": Method(
-        "successive halving of FedAvgM", _of(fg.fed_avgm), _seeds, searches=True
-    ),
+    "halving": Method("successive halving of FedAvgM", _of(fg.fed_avgm), _seeds, searches=True),
 }
 # Those from the best start show what tuning does to what is good already; nobody could pick them.
 AT_BEST = ("good", "good-tuned")

@@ -76,7 +76,9 @@ class Work:
     make: Made
 
     @staticmethod
-    def of(task: fg.tasks.Task, laptop: Laptop, settings: Settings, folder: Path, make: Made) -> Any:
+    def of(
+        task: fg.tasks.Task, laptop: Laptop, settings: Settings, folder: Path, make: Made
+    ) -> Any:
         """Of a task."""
         rounds = settings.rounds or laptop.rounds
         judge = Judge(task, evaluations_of(task, rounds, settings.evaluated_clients))
