@@ -1,6 +1,7 @@
 """That training needs no tuning, in claims that these results can refute, task by task."""
 
-from fedgrad.experiments.no_tuning.goals import BYTES, ENOUGH, STAYS, WITHIN, goals, means
+from fedgrad.experiments.no_tuning.goals import BYTES, ENOUGH, NEEDS, STAYS, WITHIN, goals, means
+from fedgrad.experiments.no_tuning.methods import METHODS
 from fedgrad.experiments.no_tuning.outcome import rivals
 from fedgrad.experiments.results import Claim, Results
 
@@ -44,10 +45,10 @@ def _of_tasks(results: Results, name: str) -> Claim:
         f"{task} {goal.words}{' (NOT MET)' * (goal.met is False)}" for task, goal in known.items()
     ]
     met = f"Met on {sum(v is True for v in verdicts)} of {len(verdicts)} tasks. "
-    undecided = f"{SMALL} on {verdicts.count(None)} of {len(verdicts)} tasks: fewer trainings than "
-    undecided += f"{', '.join(f'{n} {ENOUGH[n]}' for n in ('auto', 'fedavgm', 'fedadam'))}. "
-    start = met if None not in verdicts else undecided
-    return Claim(statement, holds, f"{start}{what}: {'; '.join(parts) or 'no task is done'}.")
+    if None in verdicts:
+        needed = ", ".join(f"{ENOUGH[name]} of {METHODS[name].title}" for name in NEEDS[name])
+        met = f"{SMALL} on {verdicts.count(None)} of {len(verdicts)} tasks: it takes {needed}. "
+    return Claim(statement, holds, f"{met}{what}: {'; '.join(parts) or 'no task is done'}.")
 
 
 def _ahead(results: Results) -> Claim:

@@ -9,11 +9,19 @@ from fedgrad.experiments.no_tuning.outcome import FIXED, Outcome, outcomes
 from fedgrad.experiments.no_tuning.tasks import data_set
 from fedgrad.experiments.results import Results
 
-# Trainings of each method, without which nothing is decided.
+# Trainings of each method, without which nothing is decided; and of which methods each goal is.
 ENOUGH = {"auto": 20, "fedavgm": 50, "fedadam": 25, "good": 5, "good-tuned": 5}
+NEEDS = {
+    "worst tenth": ("auto", *FIXED),
+    "median": ("auto", *FIXED),
+    "bytes": ("auto", "fedavgm"),
+    "finite": ("auto",),
+    "good start": ("good", "good-tuned"),
+}
 WITHIN, STAYS = 0.01, 0.003  # of accuracy: points that the worst tenth, and tuning, may lose
 BYTES = 3.0  # of a fixed training, at most
 ROUNDING = 1e-9
+Found = Mapping[str, Outcome]
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,7 @@ class Goal:
     words: str
 
 
-def sweep(found: Mapping[str, Outcome]) -> float:
+def sweep(found: Found) -> float:
     """The best of all fixed trainings, of their last models and of their averaged ones."""
     return max(found[name].best for name in FIXED)
 
@@ -34,35 +42,49 @@ def sweep(found: Mapping[str, Outcome]) -> float:
 def goals(results: Results, task: str) -> dict[str, Goal]:
     """Those that can be told of a task, by name."""
     found = outcomes(results, task)
-    made: dict[str, Goal] = {}
-    if {"auto", *FIXED} <= found.keys():
-        auto, best = found["auto"], sweep(found)
-        enough = _enough(found, "auto", *FIXED)
+    return {
+        name: _GOALS[name](found, all(len(found[m]) >= ENOUGH[m] for m in needed))
+        for name, needed in NEEDS.items()
+        if found.keys() >= set(needed)
+    }
 
-        def against(value: float) -> str:
-            return f"{100 * value:.1f} against {100 * best:.1f}"
 
-        low, middle = auto.worst, auto.median
-        made["worst tenth"] = Goal(
-            low - best, enough and bool(low >= best - WITHIN - ROUNDING), against(low)
-        )
-        made["median"] = Goal(middle - best, enough and bool(middle > best), against(middle))
-    if "auto" in found and "fedavgm" in found:
-        auto, enough = found["auto"], _enough(found, "auto")
-        made["bytes"] = Goal(auto.bytes, auto.bytes <= BYTES + ROUNDING, f"{auto.bytes:.2f} times")
-        lost = int((~auto.finite).sum())
-        met = False if lost else (True if enough else None)
-        made["finite"] = Goal(float(lost), met, f"{lost} of {len(auto)}")
-    if {"good", "good-tuned"} <= found.keys():
-        fixed, tuned = found["good"], found["good-tuned"]
-        kept = max(fixed.accuracy.mean(), fixed.last.mean())
-        gap = float(tuned.accuracy.mean() - kept)
-        made["good start"] = Goal(
-            gap,
-            _enough(found, "good", "good-tuned") and gap >= -STAYS - ROUNDING,
-            f"{100 * tuned.accuracy.mean():.1f} against {100 * kept:.1f}",
-        )
-    return made
+def _worst(found: Found, enough: bool) -> Goal:
+    return _against(found["auto"].worst, sweep(found), -WITHIN - ROUNDING, enough)
+
+
+def _median(found: Found, enough: bool) -> Goal:
+    return _against(found["auto"].median, sweep(found), ROUNDING, enough)
+
+
+def _bytes(found: Found, _: bool) -> Goal:
+    size = found["auto"].bytes  # which is known of one training
+    return Goal(size, size <= BYTES + ROUNDING, f"{size:.2f} times")
+
+
+def _finite(found: Found, enough: bool) -> Goal:
+    lost, of = int((~found["auto"].finite).sum()), len(found["auto"])
+    return Goal(float(lost), lost == 0 if enough or lost else None, f"{lost} of {of}")
+
+
+def _good_start(found: Found, enough: bool) -> Goal:
+    fixed, tuned = found["good"], found["good-tuned"]
+    kept = max(fixed.accuracy.mean(), fixed.last.mean())
+    return _against(float(tuned.accuracy.mean()), float(kept), -STAYS - ROUNDING, enough)
+
+
+def _against(ours: float, theirs: float, least: float, enough: bool) -> Goal:
+    met = ours - theirs >= least if enough else None
+    return Goal(ours - theirs, met, f"{100 * ours:.1f} against {100 * theirs:.1f}")
+
+
+_GOALS: dict[str, Callable[[Found, bool], Goal]] = {
+    "worst tenth": _worst,
+    "median": _median,
+    "bytes": _bytes,
+    "finite": _finite,
+    "good start": _good_start,
+}
 
 
 @dataclass(frozen=True)
@@ -102,8 +124,3 @@ def means(results: Results) -> dict[str, Mean]:
         for name, title in every.items()
         if sets
     }
-
-
-def _enough(found: Mapping[str, Outcome], *names: str) -> bool | None:
-    """Whether all of them were trained often enough; None if not, which decides nothing."""
-    return True if all(len(found[name]) >= ENOUGH[name] for name in names) else None

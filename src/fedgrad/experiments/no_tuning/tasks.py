@@ -94,7 +94,7 @@ def tags(data: Any = None) -> fg.tasks.Task:
         return {"x": client["x"][:, :WORDS], "y": client["y"]}
 
     train, test = (_capped(clients, MOST, begin) for clients in (task.train, task.test))
-    return replace(task, train=train, test=test)
+    return replace(task, train=train, test=test, validation=None)
 
 
 def table(load: str, scale: float) -> fg.tasks.Task:
