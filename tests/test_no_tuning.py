@@ -272,7 +272,7 @@ def test_it_is_shown(tmp_path):
     results = made_results()
     shown = show(experiment("no-tuning"), results, tmp_path)
     svg = (tmp_path / "best-of-n-against-one.svg").read_text()
-    for words in ("fed_auto", "best of n fixed FedAvgM", "bytes, in fixed trainings", "iris_x50"):
+    for words in ("fed_auto", "best of n fixed FedAvgM", "bytes, 1 = a fixed training", "iris_x50"):
         assert words in svg
     text = (tmp_path / "results.txt").read_text()
     assert "6 of 6 tested claims hold" in text

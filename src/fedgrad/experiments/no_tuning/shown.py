@@ -18,8 +18,8 @@ from fedgrad.experiments.results import Results, Table
 COLUMNS = 5  # of panels, and of tasks in a table
 STROKES: dict[str, tuple[str, Any]] = {"fedavgm": ("p2", "line"), "fedadam": ("p4", "dashed")}
 SHOWN = {
-    "auto": ("fed_auto, one training", "p0"),
-    "self-tuning": ("self_tuning, one training", "p1"),
+    "auto": ("one training by fed_auto, each seed", "p0"),
+    "self-tuning": ("one by self_tuning, each start", "p1"),
 }
 GOALS = {
     "worst tenth": "worst tenth − best fixed",
@@ -74,7 +74,7 @@ def _panel(results: Results, task: str) -> fg.charts.Chart | None:
     return fg.charts.Chart(
         task if metric == "accuracy" else f"{task}, {metric}",
         curves,
-        "bytes, in fixed trainings",
+        "bytes, 1 = a fixed training",
         "accuracy",
         x_axis=fg.charts.Axis(0.8, 1.15 * most, logarithmic=True),
         y_axis=_height(curves),

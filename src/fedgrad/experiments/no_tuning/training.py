@@ -5,7 +5,6 @@ import functools
 import json
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -198,20 +197,18 @@ def _search(
     """Successive halving by the training loss. What it found is known by its average alone."""
     training, number = work.training, work.settings.searched
     key = jax.random.key(seed)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*The loss of round", RuntimeWarning)
-        found = fg.random_search(
-            algorithm,
-            training.task.train,
-            SPACE,
-            trials=fg.Trials(number, "loss", rungs=rungs(number)),
-            params=training.task.init(key),
-            rounds=training.rounds,
-            cohort_size=training.cohort_size,
-            key=key,
-            evaluate=work.judge.evaluations["train"],
-            progress=False,
-        )
+    found = fg.random_search(
+        algorithm,
+        training.task.train,
+        SPACE,
+        trials=fg.Trials(number, "loss", rungs=rungs(number)),
+        params=training.task.init(key),
+        rounds=training.rounds,
+        cohort_size=training.cohort_size,
+        key=key,
+        evaluate=work.judge.evaluations["train"],
+        progress=False,
+    )
     measured = work.judge(found.params)
     runs = found.rounds.sum() / training.rounds
     return {**measured, "last": np.asarray(np.nan), "runs": np.asarray(runs)}
