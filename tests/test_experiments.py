@@ -140,7 +140,7 @@ def test_a_figure_follows_the_readers_theme(tmp_path):
 
 
 def test_experiments_by_name():
-    assert set(EXPERIMENTS) == {"client-weighting", "server-optimizer"}
+    assert set(EXPERIMENTS) == {"client-weighting", "server-optimizer", "no-tuning"}
     for name, one in EXPERIMENTS.items():
         assert one.name == name and one.description
         assert {"quick", "default", "full"} == set(one.sizes)

@@ -26,7 +26,8 @@ def task():
 
 @pytest.fixture(scope="module")
 def training(task):
-    def record(history):
+    def record(result):
+        history = result.history
         return {
             "loss": np.asarray(history["eval.train.loss"]),
             "clients": np.asarray(history["loss"]),

@@ -37,6 +37,7 @@ figures, tables and a report. Nothing is downloaded.
 
 {chr(10).join(f"  fedgrad reproduce {name} --quick" for name in EXPERIMENTS)}
   fedgrad reproduce server-optimizer --task emnist --task-option data=emnist_all.sqlite
+  fedgrad reproduce no-tuning --task digits,wine_x1
 
 experiments:
 {_listed()}
@@ -66,8 +67,9 @@ def add_command(commands: Any) -> None:
                        help="large: more seeds, more trials")
     group.add_argument("--paper", dest="size", action="store_const", const="paper",
                        help="on a task: the paper's models, trials and rounds (days)")
-    add("--task", metavar="TASK", type=read.task,
-        help="on this task, of those of `fedgrad tune`, or module:name")
+    add("--task", metavar="TASK", type=_task,
+        help="on this task, of those of `fedgrad tune`, or module:name; of no-tuning, some of its "
+        "own (a,b), which share a folder")
     add("--task-option", metavar="NAME=VALUE", type=read.pairs, action=read.Merge, default={},
         dest="task_options", help="of the task, like data=FILE or clients=100; repeatable")
     add("--out", type=Path, metavar="DIR", help="default: out/NAME, out/NAME-TASK-quick, ...")
@@ -78,10 +80,17 @@ def add_command(commands: Any) -> None:
     command.set_defaults(run=run)
 
 
+def _task(word: str) -> str:
+    """A task, or some of those that are an experiment's own."""
+    own = [name for experiment in EXPERIMENTS.values() for name in experiment.tasks]
+    return word if word and all(name in own for name in word.split(",")) else read.task(word)
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the experiment, write its report, and say which claims hold."""
     experiment, size = find(options.name, options.task, options.task_options), options.size
-    words = [experiment.name, options.task and options.task.replace(":", ".")]
+    named = None if experiment.tasks else options.task
+    words = [experiment.name, named and named.replace(":", ".")]
     words.append(None if size == "default" else size)
     folder = options.out or Path("out") / "-".join(word for word in words if word)
     watched = not (options.quiet or options.json)

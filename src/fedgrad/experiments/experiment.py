@@ -57,6 +57,8 @@ class Experiment:
     tables: Callable[[Results], list[Table]]
     claims: Callable[[Results], list[Claim]]
     on: "Callable[[str, Mapping[str, Any]], Experiment] | None" = None
+    # Tasks of its own, by name: `on` takes several (a,b), or none for all; they share one folder.
+    tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, size: str = "default") -> Any:
         """The settings of this size."""

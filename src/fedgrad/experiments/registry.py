@@ -5,10 +5,13 @@ from typing import Any
 
 from fedgrad.experiments.client_weighting import CLIENT_WEIGHTING
 from fedgrad.experiments.experiment import Experiment
+from fedgrad.experiments.no_tuning import NO_TUNING
 from fedgrad.experiments.results import ExperimentError
 from fedgrad.experiments.server_optimizer import SERVER_OPTIMIZER
 
-EXPERIMENTS: Mapping[str, Experiment] = {e.name: e for e in (CLIENT_WEIGHTING, SERVER_OPTIMIZER)}
+EXPERIMENTS: Mapping[str, Experiment] = {
+    e.name: e for e in (CLIENT_WEIGHTING, SERVER_OPTIMIZER, NO_TUNING)
+}
 
 
 def experiment(
@@ -18,10 +21,10 @@ def experiment(
     if name not in EXPERIMENTS:
         raise ExperimentError.here(f"There is no experiment {name!r}.", name, EXPERIMENTS)
     found = EXPERIMENTS[name]
-    if task is None:
+    if task is None and not (options and found.tasks):
         if options:
             raise ExperimentError.here(f"Options of a task, but no task: {', '.join(options)}.")
         return found
     if found.on is None:
         raise ExperimentError.here(f"Experiment {name!r} does not take a task.")
-    return found.on(task, options or {})
+    return found.on(task or "", options or {})

@@ -16,6 +16,8 @@ import fedgrad as fg
 from fedgrad.experiments.experiment import Progress, announce
 
 Starts = Mapping[str, np.ndarray]  # hyperparameters by name, with one entry for each trial
+# (algorithm, seed, folder, progress) -> what is recorded of a run
+Run = Callable[[fg.Algorithm, int, Path, Progress], Mapping[str, np.ndarray]]
 FEW = 4  # trials side by side, by which more of them are judged
 SHARE = 4  # of the memory: at most one such part is taken by trials
 
@@ -29,7 +31,9 @@ class Training:
     rounds: int
     cohort_size: int
     evaluations: Mapping[str, fg.Evaluation]
-    record: Callable[[fg.History], Mapping[str, np.ndarray]]
+    record: Callable[[fg.Result], Mapping[str, np.ndarray]]
+    # Whether a run that is interrupted goes on in the middle; short ones begin again, and are fast.
+    checkpoints: bool = True
 
     def __call__(
         self, algorithm: fg.Algorithm, seed: int, folder: Path, progress: Progress
@@ -47,15 +51,15 @@ class Training:
                 rounds=self.rounds,
                 cohort_size=self.cohort_size,
                 key=key,
-                evaluate=self.evaluations,
-                out=folder,
-                progress=progress,
+                evaluate=self.evaluations or None,
+                out=folder if self.checkpoints else None,
+                progress=progress if self.checkpoints else False,
             )
-        return self.record(result.history)
+        return self.record(result)
 
 
 def run_trials(
-    training: Training,
+    training: Run,
     algorithm: fg.Algorithm,
     starts: Starts,
     seeds: Sequence[int],
@@ -65,8 +69,9 @@ def run_trials(
 ) -> dict[str, np.ndarray]:
     """What is recorded of every trial: trials x what is recorded of one.
 
-    A trial has its entry of `starts` and of `seeds`. Up to `together` of them that follow each
-    other with one seed run side by side. What is done is kept in `folder`, and not done again.
+    A trial has its entry of `starts` (none, where only seeds differ) and of `seeds`. Up to
+    `together` of them that follow each other with one seed run side by side. What is done is kept
+    in `folder`, and not done again.
     """
     parts, begun, ran = [], time.monotonic(), 0
     for group in _groups(seeds, together):
@@ -79,8 +84,8 @@ def run_trials(
             some = {n: values[group.start : group.stop] for n, values in starts.items()}
             seed, place = seeds[group.start], folder / name
             found = training(_from(algorithm, some), seed, place, progress)
-            _keep(kept, {m: v if len(group) > 1 else v[..., None] for m, v in found.items()})
-            shutil.rmtree(place)
+            keep(kept, {m: v if len(group) > 1 else v[..., None] for m, v in found.items()})
+            shutil.rmtree(place, ignore_errors=True)
             ran += len(group)
         with np.load(kept) as stored:
             parts.append({metric: np.moveaxis(stored[metric], -1, 0) for metric in stored.files})
@@ -160,6 +165,8 @@ def _groups(seeds: Sequence[int], together: int) -> Iterator[range]:
 
 def _from(algorithm: fg.Algorithm, starts: Starts) -> fg.Algorithm:
     """The algorithm from one start, or from several side by side."""
+    if not starts:
+        return algorithm
     if len(next(iter(starts.values()))) == 1:
         one = {name: float(values[0]) for name, values in starts.items()}
         return algorithm.starting(one)
@@ -171,8 +178,9 @@ def _left(seconds: float, done: int, left: int) -> str:
     return f", about {math.ceil(seconds / done * left / 60)} min left" if done else ""
 
 
-def _keep(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Whole, or not at all."""
+def keep(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by name: whole, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

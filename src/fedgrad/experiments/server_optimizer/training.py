@@ -163,12 +163,10 @@ def _evaluated(settings: Settings) -> np.ndarray:
     return every if settings.rounds in every else np.append(every, settings.rounds)
 
 
-def _recorded(
-    task: fg.tasks.Task, settings: Settings, history: fg.History
-) -> dict[str, np.ndarray]:
+def _recorded(task: fg.tasks.Task, settings: Settings, result: fg.Result) -> dict[str, np.ndarray]:
     """What is kept of a run, in the rounds in which it was evaluated (along the first axis): the
     metrics, the hyperparameters, and how often the guard has stepped in so far."""
-    at = _evaluated(settings) - 1
+    at, history = _evaluated(settings) - 1, result.history
     kept = {
         "accuracy": np.asarray(history[f"eval.test.{next(iter(task.metrics))}"]),
         "loss": np.asarray(history["eval.train.loss"]),

@@ -46,7 +46,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
         settings.rounds,
         min(settings.on.cohort_size or task.defaults.cohort_size, len(task.train)),
         judged,
-        lambda history: _recorded(history, metric),
+        lambda result: _recorded(result.history, metric),
     )
     # Both starts of a seed follow each other, so that they can run side by side.
     seeds = [seed for seed in range(settings.seeds) for _ in STARTS]
