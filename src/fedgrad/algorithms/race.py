@@ -46,6 +46,7 @@ class RaceState:
     # Where there is an incumbent: the squares of what each was ahead of it by, summed likewise.
     squares: dict[str, jax.Array]
     leader: jax.Array  # who has the best score, in the order of their names
+    changed: jax.Array  # how many changes of hyperparameters have come
 
     @property
     def params(self) -> Params:
@@ -74,7 +75,7 @@ def race(
     cuts: Mapping[float, int | Mapping[str, int]] | None = None,
     held_out: HeldOut | None = A_FIFTH,
     batch_size: int = 50,
-    winner: Mapping[str, Mapping[str, Any]] | None = None,
+    changes: Mapping[float, Mapping[str, Mapping[str, Any]]] | None = None,
     incumbent: str | None = None,
 ) -> Algorithm:
     """An algorithm that finds out, while it trains, which of several algorithms is the best.
@@ -94,22 +95,27 @@ def race(
     judged is its `state.params`, so that of `fg.averaged(...)` is the average. Those that differ
     only in numbers (`algorithm.starting(...)`) are computed together.
 
-    `winner`: hyperparameters that change for a candidate when it is the only one left, by its name:
-    `{"adam": {"server.learning_rate": 0.01}}`. `incumbent`: a candidate that stays until the last
-    cut, and then gives way only to one that is better by more than chance explains (two standard
-    errors of what they differ in from round to round).
+    `changes`: hyperparameters that change after a part of all rounds, by candidate:
+    `{0.5: {"adam": {"server.learning_rate": 0.01}}}`. `incumbent`: a candidate that stays until the
+    last cut, and then gives way only to one that is better by more than chance explains (two
+    standard errors of what they differ in from round to round).
 
     `fg.fit` tells it how many rounds there are; extended, a run goes on with the winner. By hand,
     call `state = race.between(state, rounds_done, rounds)` before every round.
     """
-    candidates, changes = dict(candidates), dict(winner or {})
+    candidates, changes = dict(candidates), dict(sorted((changes or {}).items()))
     _check(candidates)
-    for name in (*changes, *filter(None, [incumbent])):
+    named = [n for change in changes.values() for n in change]
+    for name in (*named, *filter(None, [incumbent])):
         if name not in candidates:
             message = f"fg.race: there is no candidate {name!r}."
             raise ArgumentError.here(message, name, candidates)
-        names_of.replace(candidates[name].hyper, changes.get(name, {}))  # an error, if it has none
-    stages = _Stages({0.25: 1} if cuts is None else dict(cuts), [*candidates], incumbent)
+    for change in changes.values():  # an error, if there is no such hyperparameter
+        for name, values in change.items():
+            names_of.replace(candidates[name].hyper, values)
+    stages = _Stages(
+        {0.25: 1} if cuts is None else dict(cuts), [*candidates], incumbent, tuple(changes)
+    )
     require_whole("batch_size", batch_size)
     loss = next(iter(candidates.values())).loss
     cohorts = _cohorts(candidates.values())
@@ -127,15 +133,23 @@ def race(
         state, metrics = one.round(state, hyper, cohort, key, **more)
         return state, require_metrics(metrics)
 
+    def now(state: RaceState, hyper: Hyper) -> Hyper:
+        """The hyperparameters of this round."""
+        for i, change in enumerate(changes.values()):
+            for name, values in change.items():
+                old = names_of.paths(hyper[name])
+                new = {n: jnp.where(state.changed > i, v, old[n]) for n, v in values.items()}
+                hyper = {**hyper, name: names_of.replace(hyper[name], new)}
+        return hyper
+
     def round(
         state: RaceState, hyper: Hyper, cohort: Any, key: Key, **further: Any
     ) -> tuple[RaceState, Metrics]:
-        live = sorted(state.candidates)
+        live, hyper = sorted(state.candidates), now(state, hyper)
         if len(live) == 1:
             (name,) = live
             old = state.candidates[name]
-            its = names_of.replace(hyper[name], changes.get(name, {}))
-            new, metrics = step(name, old, its, cohort, key, further)
+            new, metrics = step(name, old, hyper[name], cohort, key, further)
             new = choose(finite(new), new, old)  # nobody is left to go on with instead
             return replace(state, candidates={name: new}), _named(name, metrics)
         train, judges = cohort, Examples.of(cohort)
@@ -183,7 +197,8 @@ def race(
             for inner, value in played[n][1].extra.items():
                 kind, _, rest = inner.removeprefix("race.").partition(".")
                 shown |= {f"race.{kind}.{n}.{rest}": value} if inner.startswith("race.") else {}
-        new = RaceState({n: played[n][0] for n in live}, scores, squares, leader)
+        trained_ones = {n: played[n][0] for n in live}
+        new = RaceState(trained_ones, scores, squares, leader, state.changed)
         # Of this training, what the leader's clients saw is the loss.
         return new, Metrics(loss=None if trained is None else trained[leader], extra=shown)
 
@@ -217,6 +232,7 @@ class _Stages:
     cuts: dict[float, int | Mapping[str, int]]
     order: list[str]  # of the candidates: of two that are equal, the first one stays
     incumbent: str | None
+    changes: tuple[float, ...]  # after which parts of all rounds hyperparameters change
 
     def __post_init__(self) -> None:
         counts = [len(self.order)]
@@ -243,11 +259,14 @@ class _Stages:
         """After which round how many are left."""
         found: dict[int, int | Mapping[str, int]] = {}
         for part in sorted(self.cuts):
-            found[max(1, round(part * planned))] = self.cuts[part]
+            found[_after(part, planned)] = self.cuts[part]
         return found
 
     def between(self, state: RaceState, done: int, planned: int) -> RaceState:
         """The state without those who lose, if this is a cut; judged anew, if that begins now."""
+        changed = [_after(part, planned) for part in self.changes]
+        if done in changed:
+            state = replace(state, changed=jnp.int32(builtins.sum(c <= done for c in changed)))
         if len(state.candidates) == 1:
             return state
         begin = 0
@@ -255,7 +274,8 @@ class _Stages:
             half = (begin + end) // 2
             if done == end:
                 best = self._best(state, left, end - half)
-                return _stage({n: state.candidates[n] for n in sorted(best)}, self.incumbent)
+                left_over = {n: state.candidates[n] for n in sorted(best)}
+                return replace(_stage(left_over, self.incumbent), changed=state.changed)
             if done == half and done > begin:
                 zeros = jax.tree.map(jnp.zeros_like, (state.scores, state.squares))
                 return replace(state, scores=zeros[0], squares=zeros[1])
@@ -290,7 +310,12 @@ def _stage(states: dict[str, Any], incumbent: str | None) -> RaceState:
         return {n: jnp.float32(0) for n in names}
 
     others = [] if incumbent is None else [n for n in states if n != incumbent]
-    return RaceState(states, nothing(states), nothing(others), jnp.int32(0))
+    return RaceState(states, nothing(states), nothing(others), jnp.int32(0), jnp.int32(0))
+
+
+def _after(part: float, planned: int) -> int:
+    """How many rounds are done after a part of all."""
+    return max(1, round(part * planned))
 
 
 def _check(candidates: dict[str, Algorithm]) -> None:

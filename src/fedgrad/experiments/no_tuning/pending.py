@@ -57,11 +57,9 @@ def _self_tuning(algorithm: fg.Algorithm) -> fg.Algorithm:
     return averaged(fg.self_tuning(algorithm, learn, optax.adam(0.1)))
 
 
-def _traffic(algorithm: fg.Algorithm, params: Any, cohort: Any, rounds: int) -> int:
+def traffic(algorithm: fg.Algorithm, params: Any, cohort: Any, rounds: int) -> int:
     """Bytes that a client receives and sends, if it is in every round."""
-    others = dict.fromkeys(algorithm.cohorts, cohort)
-    args = (algorithm.init(params), algorithm.hyper, cohort, jax.random.key(0))
-    return rounds * sum(fg.plan(algorithm.round, *args, **others).bytes)
+    return fg.explain(algorithm, params, cohort, rounds=rounds).bytes
 
 
 def last_of(result: fg.Result) -> Any:
@@ -75,4 +73,3 @@ _learns_all = inspect.signature(fg.self_tuning).parameters["learn"].default is n
 averaged: Callable[[fg.Algorithm], fg.Algorithm] = getattr(fg, "averaged", _averaged)
 fed_auto: Callable[..., fg.Algorithm] = getattr(fg, "fed_auto", _fed_auto)
 self_tuning: Callable[..., fg.Algorithm] = fg.self_tuning if _learns_all else _self_tuning
-traffic: Callable[..., int] = getattr(fg, "traffic", _traffic)
