@@ -89,22 +89,27 @@ class Horizon:
         if self.rounds == 1:
             return round(state)
         values, tree = jax.tree.flatten(self.followed(state))
-        columns = [jax.tree.leaves(self._kept(sensitivity[name])) for name in learned]
-        slopes = list(zip(*columns, strict=True))
+        columns = [jax.tree.leaves(sensitivity[name]) for name in learned]
+        slopes = [[self.discount * s for s in row] for row in zip(*columns, strict=True)]
         moved = carried(values, slopes, list(learned.values()))
         dependent = _with(state, jax.tree.unflatten(tree, moved))
         if self.through == "all":
             return round(dependent)
         return apart(round, state, dependent, (CLIENTS.name,))
 
-    def _kept(self, sensitivity: Any) -> Any:
-        """What is left of it for the next round. One that is not finite would stay so for ever:
-        it is forgotten."""
-        finite = jnp.array([jnp.all(jnp.isfinite(s)) for s in jax.tree.leaves(sensitivity)])
-        left = jnp.where(jnp.all(finite), self.discount, 0.0)
-        return jax.tree.map(
-            lambda s: jnp.where(left > 0, left.astype(s.dtype) * s, jnp.zeros_like(s)), sensitivity
-        )
+    def usable(self, sensitivity: Any) -> Any:
+        """Without what is not finite, which would stay so for ever. NaN is mostly a kink (the root
+        of 0, of a distance that is 0 at first) of which a state knows that it does not matter;
+        what has grown to infinity is of no use, nor is the rest of it."""
+        if self.rounds == 1 or sensitivity is None:
+            return sensitivity
+        return {name: _finite(one) for name, one in sensitivity.items()}
+
+
+def _finite(sensitivity: Any) -> Any:
+    grown = jnp.array([jnp.any(jnp.isinf(s)) for s in jax.tree.leaves(sensitivity)])
+    lost = jnp.any(grown)
+    return jax.tree.map(lambda s: jnp.where(lost | jnp.isnan(s), 0, s), sensitivity)
 
 
 def as_horizon(horizon: Any) -> Horizon:

@@ -110,7 +110,7 @@ def _chained(parts: Parts, after: bool) -> Step:
     slope = value_and_grad(parts.loss, "params", parts.mode, has_aux=True)
 
     def step(past: Past, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any) -> Found:
-        now = past.sensitivity
+        now = horizon.usable(past.sensitivity)
         found, (new, metrics) = derived(past.learned, past.inner, now, hyper, cohort, key)
         followed, names = (jax.tree.structure(x) for x in (horizon.followed(new), past.learned))
         # A derivative has the dtype of the model or of what is learned, as its mode has it.
@@ -119,7 +119,7 @@ def _chained(parts: Parts, after: bool) -> Step:
             jax.tree.transpose(followed, names, found),
             now,
         )
-        state, chain = (new, sensitivity) if after else (past.inner, now)
+        state, chain = (new, horizon.usable(sensitivity)) if after else (past.inner, now)
         (value, comparison), gradient = slope(state.params, past.before, gradient_cohort)
         gradient = horizon.slope(state, gradient)
         chained = {name: _chain(gradient, chain[name]) for name in past.learned}
