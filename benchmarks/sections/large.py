@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from typing import Any
 
@@ -17,6 +18,8 @@ FEATURES, CLASSES = 1000, 1000  # of a linear model: a million parameters
 CLIENTS, COHORT, EXAMPLES = 100, 50, 20
 LEARNED = ("client.learning_rate", "weight_exponent", "proximal_weight", "server.learning_rate")
 SCHEDULES = ("parallel", "serial")
+TWO = "client.learning_rate, server.learning_rate"
+HORIZONS = {"": 1, "long horizon": math.inf, "server's part": fg.Horizon(through="server")}
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -30,10 +33,15 @@ def run(quick: bool) -> dict[str, Any]:
             rows.append(
                 {"schedule": schedule, "learned": name or "nothing (a fixed round)"} | found
             )
+    for horizon in HORIZONS:
+        print(f"[large] two learned, {horizon or 'one round'}", flush=True)
+        given = {"name": TWO, "schedule": "parallel", "horizon": horizon}
+        found = isolated("sections.large", "measure", width=100 if quick else FEATURES, **given)
+        rows.append({"schedule": f"parallel {horizon}".strip(), "learned": TWO} | found)
     return {"rows": rows, "clients": CLIENTS, "cohort": COHORT}
 
 
-def measure(name: str | None, schedule: str, width: int) -> dict[str, float]:
+def measure(name: str | None, schedule: str, width: int, horizon: str = "") -> dict[str, float]:
     """Run a round; bytes as XLA and as the system see them, in models."""
     rng = np.random.default_rng(0)
     clients = [
@@ -55,7 +63,12 @@ def measure(name: str | None, schedule: str, width: int) -> dict[str, float]:
         weighting="power",
     )
     if name is not None:
-        algorithm = fg.self_tuning(algorithm, learn=[name], schedule=schedule)  # type: ignore[arg-type]
+        algorithm = fg.self_tuning(
+            algorithm,
+            learn=name.split(", "),
+            schedule=schedule,  # type: ignore[arg-type]
+            horizon=HORIZONS[horizon],
+        )
     population = fg.population(clients)
     model = jnp.zeros((width, CLASSES), jnp.float32)
     cohort = population.sample(jax.random.key(0), COHORT)

@@ -10,9 +10,11 @@ from fedgrad.ad.transforms import grad, hessian, jacobian, value_and_grad
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.averaged import averaged
+from fedgrad.algorithms.fed_auto import fed_auto
 from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.holding_out import holding_out
+from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
@@ -82,6 +84,7 @@ __all__ = [
     "GradientError",
     "HeldOut",
     "History",
+    "Horizon",
     "LocalTraining",
     "Metrics",
     "Optimizer",
@@ -112,6 +115,7 @@ __all__ = [
     "explain",
     "fed_adagrad",
     "fed_adam",
+    "fed_auto",
     "fed_avg",
     "fed_avgm",
     "fed_dog",

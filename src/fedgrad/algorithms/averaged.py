@@ -12,7 +12,7 @@ from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.types import Hyper, Params, State
 
-POWER = 8.0
+POWER = 7.0
 
 
 @jax.tree_util.register_dataclass

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
 from fedgrad.algorithms.objective import Loss, client_loss
 from fedgrad.clients.examples import Examples
@@ -13,9 +14,20 @@ from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.program import Program, broadcast, mean, program
+from fedgrad.core.program import sum as sum_
 from fedgrad.core.types import Params
 
 GRADIENT = Placement("gradient")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Comparison:
+    """How the losses of two models differ on the same clients and examples."""
+
+    difference: jax.Array  # the mean over examples, positive if the first is worse
+    error: jax.Array  # its standard error: how much it would differ for other clients
+    spread: jax.Array  # the standard error of the second model's loss itself
 
 
 @dataclass(frozen=True)
@@ -53,16 +65,46 @@ class GradientCohort:
         return {"gradient_cohort": self.clients}
 
     def program(self, loss: Loss) -> Program:
-        """Their loss of a model: (params, gradient_cohort) -> the mean over examples."""
+        """Their loss of a model, the mean over examples; compared with that of another model if
+        there is one: (params, before, gradient_cohort) -> (loss, comparison)."""
         at = self.placement
 
         @program(gradient_cohort=at)
-        def gradient_loss(params: Params, gradient_cohort: Any) -> jax.Array:
-            data = gradient_cohort
-            examples = Examples.of(data)
+        def gradient_loss(params: Params, before: Params | None, gradient_cohort: Any) -> Any:
+            examples = Examples.of(gradient_cohort)
             if self.held_out is not None:
                 _, examples = self.held_out.split(examples)
-            own = client_loss(self.loss or loss, self.batch_size, broadcast(params, at), examples)
-            return mean(own, weights=examples.count, at=at)
+
+            def own(params: Params) -> jax.Array:
+                sent = broadcast(params, at)
+                return client_loss(self.loss or loss, self.batch_size, sent, examples)
+
+            value = own(params)
+            total = mean(value, weights=examples.count, at=at)
+            if before is None:
+                return total, None
+            return total, _compared(jax.lax.stop_gradient(value), own(before), examples.count, at)
 
         return gradient_loss
+
+
+def _compared(value: jax.Array, before: jax.Array, count: jax.Array, at: Placement) -> Comparison:
+    """All that the server learns are sums."""
+    weight = count.astype(value.dtype)
+    pair = {"difference": value - before, "before": before}
+    first = sum_({n: weight * x for n, x in pair.items()}, at)
+    second = sum_({n: weight**2 * jnp.stack([x, x**2]) for n, x in pair.items()}, at)
+    total, squares = sum_(count, at).astype(value.dtype), sum_(weight**2, at)
+    means = {n: x / total for n, x in first.items()}
+
+    clients = total**2 / squares  # so many of equal weight would tell as much
+    few = jnp.sqrt(clients / jnp.maximum(clients - 1, 1))
+
+    def error(name: str) -> jax.Array:
+        """Of a weighted mean: the root of sum w^2 (x - mean)^2, over sum w."""
+        mean, (linear, square) = means[name], second[name]
+        left = square - 2 * mean * linear + mean**2 * squares
+        return few * jnp.sqrt(jnp.maximum(left, 0)) / total
+
+    found = means["difference"], error("difference"), error("before")
+    return Comparison(*(x.astype(jnp.float32) for x in found))

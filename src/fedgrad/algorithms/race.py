@@ -5,7 +5,9 @@ A round of several candidates is one message: their models go down together and 
 up together. When one is left, a round is a round of that one and nothing else.
 """
 
+import builtins
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.objective import client_loss
@@ -30,6 +33,7 @@ from fedgrad.core.types import Hyper, Key, Params, State
 # most so many bytes. Larger ones follow one another on a client, which then needs the memory of one
 # candidate at a time, and loses no speed.
 TOGETHER = 2**20
+CHANCE = 2.0  # standard errors that chance may explain
 
 
 @jax.tree_util.register_dataclass
@@ -39,6 +43,8 @@ class RaceState:
 
     candidates: dict[str, Any]
     scores: dict[str, jax.Array]  # their mean ranks, summed over rounds that count
+    # Where there is an incumbent: the squares of what each was ahead of it by, summed likewise.
+    squares: dict[str, jax.Array]
     leader: jax.Array  # who has the best score, in the order of their names
 
     @property
@@ -65,15 +71,18 @@ class RaceState:
 @known_arguments()
 def race(
     candidates: Mapping[str, Algorithm],
-    cuts: Mapping[float, int] | None = None,
+    cuts: Mapping[float, int | Mapping[str, int]] | None = None,
     held_out: HeldOut | None = A_FIFTH,
     batch_size: int = 50,
+    winner: Mapping[str, Mapping[str, Any]] | None = None,
+    incumbent: str | None = None,
 ) -> Algorithm:
     """An algorithm that finds out, while it trains, which of several algorithms is the best.
 
     All `candidates`, by name, are trained in the same rounds, by the same clients, with the same
     keys. `cuts`: after which part of all rounds how many are left, `{0.1: 3, 0.25: 1}`; by default
-    one of them after a quarter. Clients judge: each ranks the candidates' models by their loss on
+    one of them after a quarter. How many of each family, whose names begin alike: `{0.1: {"adam":
+    2, "avgm": 1}, 0.25: 1}`. Clients judge: each ranks the candidates' models by their loss on
     its own `held_out` examples, and those with the best mean rank in the second half of what there
     is between two cuts are left; meanwhile they are trained without these examples. The last one
     goes on alone, with all of them. None: judged by what they train on.
@@ -85,12 +94,22 @@ def race(
     judged is its `state.params`, so that of `fg.averaged(...)` is the average. Those that differ
     only in numbers (`algorithm.starting(...)`) are computed together.
 
+    `winner`: hyperparameters that change for a candidate when it is the only one left, by its name:
+    `{"adam": {"server.learning_rate": 0.01}}`. `incumbent`: a candidate that stays until the last
+    cut, and then gives way only to one that is better by more than chance explains (two standard
+    errors of what they differ in from round to round).
+
     `fg.fit` tells it how many rounds there are; extended, a run goes on with the winner. By hand,
     call `state = race.between(state, rounds_done, rounds)` before every round.
     """
-    candidates = dict(candidates)
+    candidates, changes = dict(candidates), dict(winner or {})
     _check(candidates)
-    stages = _Stages({0.25: 1} if cuts is None else dict(cuts), len(candidates))
+    for name in (*changes, *filter(None, [incumbent])):
+        if name not in candidates:
+            message = f"fg.race: there is no candidate {name!r}."
+            raise ArgumentError.here(message, name, candidates)
+        names_of.replace(candidates[name].hyper, changes.get(name, {}))  # an error, if it has none
+    stages = _Stages({0.25: 1} if cuts is None else dict(cuts), [*candidates], incumbent)
     require_whole("batch_size", batch_size)
     loss = next(iter(candidates.values())).loss
     cohorts = _cohorts(candidates.values())
@@ -98,7 +117,7 @@ def race(
     def init(params: Params, hyper: Hyper | None = None) -> RaceState:
         assert hyper is not None  # `Algorithm` sees to it
         states = {name: one.init(params, hyper[name]) for name, one in candidates.items()}
-        return _stage(states)
+        return _stage(states, incumbent)
 
     def step(
         name: str, state: State, hyper: Hyper, cohort: Any, key: Key, further: dict[str, Any]
@@ -115,7 +134,8 @@ def race(
         if len(live) == 1:
             (name,) = live
             old = state.candidates[name]
-            new, metrics = step(name, old, hyper[name], cohort, key, further)
+            its = names_of.replace(hyper[name], changes.get(name, {}))
+            new, metrics = step(name, old, its, cohort, key, further)
             new = choose(finite(new), new, old)  # nobody is left to go on with instead
             return replace(state, candidates={name: new}), _named(name, metrics)
         train, judges = cohort, Examples.of(cohort)
@@ -151,6 +171,11 @@ def race(
             losses = jnp.where(anybody, losses, trained)
             ranks = jnp.where(anybody, ranks, _ranks(trained))
         scores = {n: state.scores[n] + ranks[i] for i, n in enumerate(live)}
+        place = {n: i for i, n in enumerate(live)}
+        squares = {
+            n: square + (ranks[place[str(incumbent)]] - ranks[place[n]]) ** 2
+            for n, square in state.squares.items()
+        }
         leader = jnp.argmin(jnp.stack([scores[n] for n in live])).astype(jnp.int32)
         shown = {f"race.loss.{n}": losses[i] for i, n in enumerate(live)}
         shown |= {f"race.rank.{n}": ranks[i] for i, n in enumerate(live)}
@@ -158,7 +183,7 @@ def race(
             for inner, value in played[n][1].extra.items():
                 kind, _, rest = inner.removeprefix("race.").partition(".")
                 shown |= {f"race.{kind}.{n}.{rest}": value} if inner.startswith("race.") else {}
-        new = RaceState({n: played[n][0] for n in live}, scores, leader)
+        new = RaceState({n: played[n][0] for n in live}, scores, squares, leader)
         # Of this training, what the leader's clients saw is the loss.
         return new, Metrics(loss=None if trained is None else trained[leader], extra=shown)
 
@@ -169,7 +194,7 @@ def race(
         }
         if any(inner[n] is not state.candidates[n] for n in inner):
             state = replace(state, candidates=inner)
-        return stages.between(state, done, planned, list(candidates))
+        return stages.between(state, done, planned)
 
     round.__name__ = "race"
     places = {n: one.round.placements[n] for one in candidates.values() for n in one.cohorts}
@@ -189,50 +214,83 @@ def race(
 class _Stages:
     """When candidates are judged, and how many are left."""
 
-    cuts: dict[float, int]
-    candidates: int
+    cuts: dict[float, int | Mapping[str, int]]
+    order: list[str]  # of the candidates: of two that are equal, the first one stays
+    incumbent: str | None
 
     def __post_init__(self) -> None:
-        for part, left in self.cuts.items():
-            require_whole("cuts", left)
-            if not 0 < part <= 1:
+        counts = [len(self.order)]
+        for part in sorted(self.cuts):
+            left = self.cuts[part]
+            families = left if isinstance(left, Mapping) else {"": left}
+            for count in families.values():
+                require_whole("cuts", count)
+            lost = [n for n in self.order if not any(map(n.startswith, families))]
+            if not 0 < part <= 1 or lost:
                 raise ArgumentError.here(
                     f"cuts={self.cuts}: after a part of all rounds between 0 and 1 so many "
-                    f"candidates are left, such as {{0.1: 3, 0.25: 1}}; got {part!r}."
+                    "candidates are left, such as {0.1: 3, 0.25: 1}; or so many of each family. "
+                    + (f"{lost[0]!r} is of none." if lost else f"Got {part!r}.")
                 )
-        counts = [self.cuts[part] for part in sorted(self.cuts)]
-        if not counts or counts[-1] != 1 or counts != sorted(counts, reverse=True):
+            counts.append(builtins.sum(families.values()))
+        if counts[-1] != 1 or counts[1:] != sorted(counts[1:], reverse=True):
             raise ArgumentError.here(
                 f"cuts={self.cuts}: fewer and fewer candidates are left, at last 1: "
                 "{0.1: 3, 0.25: 1}."
             )
 
-    def ends(self, planned: int) -> dict[int, int]:
+    def ends(self, planned: int) -> dict[int, int | Mapping[str, int]]:
         """After which round how many are left."""
-        found: dict[int, int] = {}
+        found: dict[int, int | Mapping[str, int]] = {}
         for part in sorted(self.cuts):
             found[max(1, round(part * planned))] = self.cuts[part]
         return found
 
-    def between(self, state: RaceState, done: int, planned: int, order: list[str]) -> RaceState:
+    def between(self, state: RaceState, done: int, planned: int) -> RaceState:
         """The state without those who lose, if this is a cut; judged anew, if that begins now."""
         if len(state.candidates) == 1:
             return state
         begin = 0
         for end, left in self.ends(planned).items():
+            half = (begin + end) // 2
             if done == end:
-                names = [n for n in order if n in state.candidates]
-                best = sorted(names, key=lambda n: float(np.asarray(state.scores[n])))[:left]
-                return _stage({n: state.candidates[n] for n in sorted(best)})
-            if done == (begin + end) // 2 and done > begin:
-                return replace(state, scores=jax.tree.map(jnp.zeros_like, state.scores))
+                best = self._best(state, left, end - half)
+                return _stage({n: state.candidates[n] for n in sorted(best)}, self.incumbent)
+            if done == half and done > begin:
+                zeros = jax.tree.map(jnp.zeros_like, (state.scores, state.squares))
+                return replace(state, scores=zeros[0], squares=zeros[1])
             begin = end
         return state
 
+    def _best(self, state: RaceState, left: int | Mapping[str, int], rounds: int) -> list[str]:
+        scores = {n: float(np.asarray(state.scores[n])) for n in self.order if n in state.scores}
+        ranked = sorted(scores, key=lambda n: scores[n])
+        if isinstance(left, Mapping):
+            best = [
+                n
+                for f, count in left.items()
+                for n in [m for m in ranked if m.startswith(f)][:count]
+            ]
+            return best if self.incumbent in (None, *best) else [*best, str(self.incumbent)]
+        best = ranked[:left]
+        if self.incumbent is None or self.incumbent in best:
+            return best
+        if left > 1:
+            return [*best[:-1], self.incumbent]
+        ahead = (scores[self.incumbent] - scores[best[0]]) / rounds
+        spread = float(np.asarray(state.squares[best[0]])) / rounds - ahead**2
+        error = math.sqrt(max(spread, 0) / max(rounds - 1, 1))
+        return best if ahead > CHANCE * error else [self.incumbent]
 
-def _stage(states: dict[str, Any]) -> RaceState:
+
+def _stage(states: dict[str, Any], incumbent: str | None) -> RaceState:
     """A stage begins: nobody has a score."""
-    return RaceState(states, {n: jnp.float32(0) for n in states}, jnp.int32(0))
+
+    def nothing(names: Iterable[str]) -> dict[str, jax.Array]:
+        return {n: jnp.float32(0) for n in names}
+
+    others = [] if incumbent is None else [n for n in states if n != incumbent]
+    return RaceState(states, nothing(states), nothing(others), jnp.int32(0))
 
 
 def _check(candidates: dict[str, Algorithm]) -> None:

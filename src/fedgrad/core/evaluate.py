@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedgrad.core.control import While, control
+from fedgrad.core.control import Cond, Control, While, control
 from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, is_client
 from fedgrad.core.primitives import (
     CALLS,
@@ -22,9 +22,11 @@ from fedgrad.core.primitives import (
     bind,
     broadcast_p,
     closed,
+    communicates,
     interpret,
     jax_primitives,
     primitives_inside,
+    sum_p,
 )
 
 Env = dict[Value, Any]
@@ -94,6 +96,51 @@ def _rebuilt(eqn: Equation | JaxprEqn, inputs: list[Any], rules: Rules) -> list[
     if loop is None:
         return bind(eqn.primitive, eqn.params, inputs)
     return loop.rebuilt(inputs, [functools.partial(run, b, rules=rules) for b in loop.bodies])
+
+
+# Of a value: what it is where clients are told of it, and where the server goes on with it.
+Pair = tuple[Any, Any]
+
+
+def run_apart(jaxpr: ClosedJaxpr, inputs: Sequence[Any]) -> list[Pair]:
+    """Evaluate a jaxpr on pairs, the first of which is what crosses: all sums are those of clients
+    who were told the first. A value that is no pair is both.
+
+    What clients make of the second is dead code.
+    """
+    return list(map(_pair, interpret(jaxpr, inputs, _apply_apart)))
+
+
+def _pair(x: Any) -> Pair:
+    return x if isinstance(x, tuple) else (x, x)
+
+
+def _apply_apart(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    pairs = list(map(_pair, inputs))
+    told, kept = [list(side) for side in zip(*pairs, strict=True)] or [[], []]
+    speaks = communicates(eqn.params)
+    if speaks and eqn.primitive in CALLS and eqn.primitive not in CUSTOM_DERIVATIVES:
+        return list(run_apart(closed(eqn.params[CALLS[eqn.primitive]]), pairs))
+    loop = control(eqn.primitive, eqn.params) if speaks else None
+    if loop is not None:
+        return _loop_apart(loop, pairs)
+    first = bind(eqn.primitive, eqn.params, told)
+    # A custom derivative is worth more than the server's part of what is inside of it.
+    crosses = eqn.primitive in (broadcast_p, sum_p) or speaks
+    if crosses or all(a is b for a, b in pairs):
+        return [_pair(x) for x in first]
+    return list(zip(first, bind(eqn.primitive, eqn.params, kept), strict=True))
+
+
+def _loop_apart(loop: Control, pairs: Sequence[Pair]) -> list[Any]:
+    """A pair is a tree to JAX's control flow. Who decides how it goes on is what is told."""
+    runs = [functools.partial(run_apart, b) for b in loop.bodies]
+    if isinstance(loop, While):
+        goes_on, body = runs
+        return loop.rebuilt(pairs, [lambda xs: [goes_on(xs)[0][0]], body])
+    if isinstance(loop, Cond):
+        return loop.rebuilt([pairs[0][0], *pairs[1:]], runs)
+    return loop.rebuilt(pairs, runs)
 
 
 def as_it_is(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:

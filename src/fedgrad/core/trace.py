@@ -88,11 +88,17 @@ def trace(program: Program, arguments: Arguments) -> Traced:
 
 def traced(fun: Any, values: Sequence[Value], placements: Sequence[str], **how: bool) -> Traced:
     """Trace one client's view of a function of flat values, and `check` it."""
-    structs = [struct(v) for v in values]
-    jaxpr, shape = make_jaxpr(fun, placements, *structs)
+    jaxpr, tree = one_view(fun, placements, *[struct(v) for v in values])
+    return Traced(jaxpr, check(jaxpr, values, **how), tree)
+
+
+def one_view(fun: Any, placements: Sequence[str], *args: Any) -> tuple[ClosedJaxpr, Any]:
+    """One client's view of a function of arrays, or what stands for them, in normal form; and the
+    tree of its result."""
+    jaxpr, shape = make_jaxpr(fun, placements, *args)
     if MENDED & primitives_of(jaxpr.jaxpr.eqns):
-        jaxpr = in_normal_form(jaxpr, placements, *structs)
-    return Traced(jaxpr, check(jaxpr, values, **how), jax.tree.structure(shape))
+        jaxpr = in_normal_form(jaxpr, placements, *args)
+    return jaxpr, jax.tree.structure(shape)
 
 
 def _constants_placed(made: Traced, program: Program) -> Traced:

@@ -3,6 +3,7 @@
 from fedgrad.report.curves import hyperparameters, training
 from fedgrad.report.page import Section, again, listing, page, picture, table, versions
 from fedgrad.report.plans import KeptPlan
+from fedgrad.report.race import has_race, race
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.top import heading, listed, top
 from fedgrad.report.words import said
@@ -18,6 +19,8 @@ GRAPHS = {
 def run_page(run: Run) -> str:
     """The whole document."""
     sections = [Section("Training", training(run))] if run.measured else []
+    if has_race(run):
+        sections.append(Section("Race", race(run)))
     if run.learned:
         sections.append(Section("Hyperparameters", hyperparameters(run)))
     if run.plans:

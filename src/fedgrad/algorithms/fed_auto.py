@@ -1,0 +1,71 @@
+"""Training that needs no hyperparameter: which server, and which rates, is found out on the way.
+
+The recipe was chosen on two tasks (digits and Synthetic(1, 1), with their features scaled by 0.02,
+1 and 50, and with few examples), frozen, and then tested on others: docs/no-tuning.md.
+"""
+
+from collections.abc import Mapping
+
+import optax
+
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.averaged import averaged
+from fedgrad.algorithms.fed_opt import fed_opt
+from fedgrad.algorithms.local_training import LocalTraining
+from fedgrad.algorithms.objective import Loss
+from fedgrad.algorithms.optimizer import optimizer
+from fedgrad.algorithms.race import race
+from fedgrad.core.errors import known_arguments
+
+# Rates of the clients that race, by the family of the server. Prodigy finds the server's rate, so
+# that of its clients matters little, unless features are very large or very small.
+PRODIGY = {"1e-4": 1e-4, "1e-2": 1e-2, "1": 1.0}
+MOMENTUM = {"1e-3": 1e-3, "3e-3": 10**-2.5, "1e-2": 1e-2, "3e-2": 10**-1.5, "1e-1": 1e-1}
+ESTIMATE = 4.0  # times what Prodigy itself would take, which is cautious
+# After a twentieth of all rounds the best rates of each family are known well enough, after a
+# quarter which of them ends best.
+CUTS: dict[float, int | Mapping[str, int]] = {0.05: {"Prodigy": 1, "FedAvgM": 2}, 0.25: 1}
+
+
+@known_arguments(
+    {
+        name: "It is found out: fed_auto needs no rates."
+        for name in ("client", "client_learning_rate", "server_learning_rate", "momentum")
+    }
+)
+def fed_auto(
+    loss: Loss,
+    *,
+    batch_size: int = 20,
+    epochs: int | None = None,
+    steps: int | None = None,
+    weighting: str = "examples",
+) -> Algorithm:
+    """Federated training without a hyperparameter: `fg.fit(fg.fed_auto(loss), clients, ...)`.
+
+    Servers with Prodigy (which estimates its own rate) and with momentum, each with clients of
+    several rates, race for a quarter of all rounds (`fg.race`), judged by examples that they do not
+    train on. Then the best goes on alone; the model is an average of its late ones
+    (`fg.averaged`). It sends 2.25 times the bytes of one training of as many rounds.
+
+    What clients do in a round is theirs to choose: `batch_size`, `epochs` or `steps`; `weighting`
+    as for `fed_opt`.
+    """
+
+    def family(server: object) -> Algorithm:
+        work = LocalTraining(0.01, batch_size=batch_size, epochs=epochs, steps=steps)
+        return averaged(fed_opt(loss, server=server, client=work, weighting=weighting))
+
+    prodigy = family(
+        optimizer(optax.contrib.prodigy, learning_rate=1.0, estim_lr0=1e-3, estim_lr_coef=ESTIMATE)
+    )
+    momentum = family(optimizer(optax.sgd, learning_rate=6.0, momentum=0.7))
+    candidates = {
+        f"{name}, clients {words}": one.starting({"client.learning_rate": rate})
+        for name, one, rates in (("Prodigy", prodigy, PRODIGY), ("FedAvgM", momentum, MOMENTUM))
+        for words, rate in rates.items()
+    }
+    # An estimate that only grows does so without end where the loss goes to 0: it is kept as it is
+    # when the race is over.
+    settled = {name: {"server.estim_lr_coef": 0.0} for name in candidates if "Prodigy" in name}
+    return race(candidates, CUTS, winner=settled)

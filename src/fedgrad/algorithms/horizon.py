@@ -1,0 +1,125 @@
+"""How far back a hypergradient looks: over one round, or over many."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.ad.sensitivity import apart, carried
+from fedgrad.core.errors import ArgumentError
+from fedgrad.core.graph import CLIENTS
+from fedgrad.core.primitives import common
+from fedgrad.core.types import Params, State
+
+THROUGH = ("all", "server")
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """Over how many rounds `fg.self_tuning` follows what a hyperparameter does.
+
+    `rounds`: about how many; 1 is the last one alone. Every round takes the sensitivity of the
+    whole state along, times `discount` = 1 - 1/rounds, so infinitely many is exact: the derivative
+    through all rounds so far. `through`: "all" of a round, clients too, which sends them one more
+    model down and up for each number that is learned; or only the "server", as if what clients
+    answer did not depend on the model: it sends nothing more.
+    """
+
+    rounds: float = math.inf
+    through: Literal["all", "server"] = "all"
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.rounds, int | float) and not isinstance(self.rounds, bool)
+        if not number or not self.rounds >= 1:
+            raise ArgumentError.here(
+                f"A horizon is a number of rounds, at least 1, got {self.rounds!r}. Write "
+                "horizon=20, or horizon=math.inf for all rounds so far."
+            )
+        if self.through not in THROUGH:
+            raise ArgumentError.here(
+                f"fg.Horizon(..., through={self.through!r}): there is no such part of a round.",
+                str(self.through),
+                THROUGH,
+            )
+        if self.through == "server" and self.rounds == 1:
+            raise ArgumentError.here(
+                'fg.Horizon(1, through="server"): over one round nothing is carried, through '
+                "whatever. Give more rounds, or leave the horizon out."
+            )
+
+    @property
+    def discount(self) -> float:
+        """What is left of a sensitivity after a round."""
+        return 1.0 - 1.0 / self.rounds
+
+    def followed(self, state: State) -> Any:
+        """What of a state has a sensitivity: its model; or all that is floating, as what is kept
+        beside a model (momentum, an average) acts on later ones. None stands for the others."""
+        return state.params if self.rounds == 1 else jax.tree.map(_floating, state)
+
+    def none_yet(self, state: State, learned: dict[str, Any]) -> dict[str, Any]:
+        """The sensitivities before the first round: nothing depends on what is learned."""
+
+        def zeros(raw: Any) -> Any:
+            return jax.tree.map(
+                lambda leaf: jnp.zeros((*jnp.shape(leaf), *raw.shape), common(leaf, raw)),
+                self.followed(state),
+            )
+
+        return {name: zeros(raw) for name, raw in learned.items()}
+
+    def slope(self, state: State, gradient: Params) -> Any:
+        """A gradient by the model, as one by what is followed."""
+        if self.rounds == 1:
+            return gradient
+        _, pull = jax.vjp(lambda part: _with(state, part).params, self.followed(state))
+        return pull(gradient)[0]
+
+    def through_round(
+        self,
+        round: Callable[[State], Any],
+        state: State,
+        learned: dict[str, Any],
+        sensitivity: dict[str, Any],
+    ) -> Any:
+        """`round(state)`, of a state that depends on what is learned as it has come to."""
+        if self.rounds == 1:
+            return round(state)
+        values, tree = jax.tree.flatten(self.followed(state))
+        columns = [jax.tree.leaves(self._kept(sensitivity[name])) for name in learned]
+        slopes = list(zip(*columns, strict=True))
+        moved = carried(values, slopes, list(learned.values()))
+        dependent = _with(state, jax.tree.unflatten(tree, moved))
+        if self.through == "all":
+            return round(dependent)
+        return apart(round, state, dependent, (CLIENTS.name,))
+
+    def _kept(self, sensitivity: Any) -> Any:
+        """What is left of it for the next round. One that is not finite would stay so for ever:
+        it is forgotten."""
+        finite = jnp.array([jnp.all(jnp.isfinite(s)) for s in jax.tree.leaves(sensitivity)])
+        left = jnp.where(jnp.all(finite), self.discount, 0.0)
+        return jax.tree.map(
+            lambda s: jnp.where(left > 0, left.astype(s.dtype) * s, jnp.zeros_like(s)), sensitivity
+        )
+
+
+def as_horizon(horizon: Any) -> Horizon:
+    """A horizon, or a number of rounds."""
+    return horizon if isinstance(horizon, Horizon) else Horizon(horizon)
+
+
+def _floating(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) else None
+
+
+def _with(state: State, part: Any) -> State:
+    """The state with other floating leaves."""
+    leaves, tree = jax.tree.flatten(state)
+    others = iter(jax.tree.leaves(part))
+    return jax.tree.unflatten(
+        tree, [leaf if _floating(leaf) is None else next(others) for leaf in leaves]
+    )

@@ -1,0 +1,135 @@
+"""The hypergradient of a round, in both schedules.
+
+serial:    train with h_t, giving x_{t+1}; then the loss of x_{t+1} at the gradient cohort, and
+           its derivative by h_t. Two rounds of communication.
+parallel:  train with h_t, giving x_{t+1} and S_{t+1} = dx_{t+1}/dh; in the same round, the
+           gradient g_t of the loss of x_t at the gradient cohort. The server chains it with
+           what it kept: <g_t, S_t>. One round of communication.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.ad.planner import CostModel
+from fedgrad.ad.rules import Mode
+from fedgrad.ad.transforms import jacobian, value_and_grad
+from fedgrad.algorithms.horizon import Horizon
+from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.primitives import promoting
+from fedgrad.core.program import Program, program
+from fedgrad.core.types import Hyper, Key, Params, State
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a step needs of the state of self-tuning."""
+
+    inner: Any
+    learned: dict[str, Any]
+    sensitivity: Any
+    before: Params | None  # the model that the loss is compared with, if it is
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a round found out. The last three are of the model that it began with (parallel) or
+    ended with (serial)."""
+
+    inner: Any
+    metrics: Any
+    sensitivity: Any
+    loss: Any
+    comparison: Any
+    gradient: dict[str, Any]  # of the loss, by what is learned
+
+
+# (what is learned, state, hyper, cohort, key) -> (state, metrics)
+Train = Callable[[dict[str, Any], State, Hyper, Any, Key], Any]
+# (the past, hyper, cohort, key, gradient cohort) -> what was found
+Step = Callable[[Past, Hyper, Any, Key, Any], Found]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a step is made of. `loss`: (params, before, gradient_cohort) -> (loss, comparison)."""
+
+    train: Train
+    loss: Program
+    at: Placement  # of the gradient cohort
+    mode: Mode | CostModel
+    horizon: Horizon
+
+
+def serial(parts: Parts) -> Step:
+    """Train, then judge the new model."""
+    if parts.horizon.rounds > 1:
+        return _chained(parts, after=True)
+
+    def outcome(
+        raw: Any, inner: Any, before: Any, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any
+    ) -> Any:
+        new, metrics = parts.train(raw, inner, hyper, cohort, key)
+        value, comparison = parts.loss(new.params, before, gradient_cohort)
+        return value, (new, metrics, comparison)
+
+    placed = program(outcome, cohort=CLIENTS, gradient_cohort=parts.at)
+    derived = value_and_grad(placed, "raw", parts.mode, has_aux=True)
+
+    def step(past: Past, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any) -> Found:
+        (value, (inner, metrics, comparison)), gradient = derived(
+            past.learned, past.inner, past.before, hyper, cohort, key, gradient_cohort
+        )
+        return Found(inner, metrics, None, value, comparison, gradient)
+
+    return step
+
+
+def parallel(parts: Parts) -> Step:
+    """Train, and in the same round judge the model that it begins with."""
+    return _chained(parts, after=False)
+
+
+def _chained(parts: Parts, after: bool) -> Step:
+    """The gradient by the model, of the loss after or before training, times its sensitivity."""
+    horizon = parts.horizon
+
+    def trained(
+        raw: Any, inner: Any, sensitivity: Any, hyper: Hyper, cohort: Any, key: Key
+    ) -> tuple[Any, Any]:
+        def round(inner: Any) -> Any:
+            return parts.train(raw, inner, hyper, cohort, key)
+
+        new, metrics = horizon.through_round(round, inner, raw, sensitivity)
+        return horizon.followed(new), (new, metrics)
+
+    derived = jacobian(program(trained, cohort=CLIENTS), "raw", parts.mode, has_aux=True)
+    slope = value_and_grad(parts.loss, "params", parts.mode, has_aux=True)
+
+    def step(past: Past, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any) -> Found:
+        now = past.sensitivity
+        found, (new, metrics) = derived(past.learned, past.inner, now, hyper, cohort, key)
+        followed, names = (jax.tree.structure(x) for x in (horizon.followed(new), past.learned))
+        # A derivative has the dtype of the model or of what is learned, as its mode has it.
+        sensitivity = jax.tree.map(
+            lambda new, old: new.astype(old.dtype),
+            jax.tree.transpose(followed, names, found),
+            now,
+        )
+        state, chain = (new, sensitivity) if after else (past.inner, now)
+        (value, comparison), gradient = slope(state.params, past.before, gradient_cohort)
+        gradient = horizon.slope(state, gradient)
+        chained = {name: _chain(gradient, chain[name]) for name in past.learned}
+        return Found(new, metrics, sensitivity, value, comparison, chained)
+
+    return step
+
+
+def _chain(gradient: Any, sensitivity: Any) -> Any:
+    """<g, S>: the derivative by a hyperparameter, of its shape."""
+    with promoting():
+        parts = jax.tree.map(lambda g, s: jnp.tensordot(g, s, axes=g.ndim), gradient, sensitivity)
+        return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])
