@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import fedgrad as fg
@@ -17,7 +16,6 @@ from fedgrad.experiments.no_tuning import tasks as laptops
 from fedgrad.experiments.no_tuning import training
 from fedgrad.experiments.no_tuning.methods import METHODS, Settings, random_starts, rungs
 from fedgrad.experiments.no_tuning.outcome import calibrated, outcomes
-from fedgrad.experiments.no_tuning.pending import averaged
 from fedgrad.experiments.no_tuning.rules import RATE, DeltaSgd, fathom, schedule_free
 from fedgrad.experiments.no_tuning.tasks import TASKS, data_set
 from fedgrad.experiments.no_tuning.training import key
@@ -148,17 +146,6 @@ def test_the_model_of_a_schedule_free_server_is_its_average(line):
         x = x + (z - x) / (t + 1)
         state, _ = algorithm.round(state, algorithm.hyper, cohort, jax.random.key(t))
     np.testing.assert_allclose(state.params, x, rtol=1e-5)
-
-
-def test_an_average_is_taken_around_any_algorithm(line):
-    loss, _, cohort = line
-    fixed = fg.fed_avgm(loss, fg.local_training(0.1, batch_size=4))
-    tuned = averaged(fg.self_tuning(fixed, ["server.learning_rate"], optax.sgd(0.01)))
-    args = (tuned.init(jnp.ones(2, jnp.float32)), tuned.hyper, cohort, jax.random.key(0))
-    state, _ = tuned.round(*args, gradient_cohort=cohort)
-    np.testing.assert_allclose(state.params, state.last, rtol=1e-6)  # there is one so far
-    state, _ = tuned.round(state, *args[1:], gradient_cohort=cohort)
-    assert not np.allclose(state.params, state.last)
 
 
 # ---- claims, on results made so that all hold, and then one does not
@@ -331,7 +318,7 @@ def test_a_trial_is_the_training_that_it_says(small):
     _, shown = small
     task = TASKS["iris_x1"].made("iris_x1", None)
     start = {name: values[1] for name, values in random_starts(3).items()}
-    fixed = averaged(fg.fed_avgm(task.loss, fg.local_training(0.1, batch_size=10)))
+    fixed = fg.averaged(fg.fed_avgm(task.loss, fg.local_training(0.1, batch_size=10)))
     result = fg.fit(
         fixed.starting({name: float(value) for name, value in start.items()}), task.train,
         params=task.init(jax.random.key(0)), rounds=2, cohort_size=5, key=jax.random.key(0),
@@ -339,7 +326,7 @@ def test_a_trial_is_the_training_that_it_says(small):
     )  # fmt: skip
     found = fg.Evaluation(task.metrics, task.test)
     arrays = shown.results.arrays
-    for what, model in (("accuracy", result.params), ("last", result.state.last)):
+    for what, model in (("accuracy", result.params), ("last", result.last)):
         value = arrays[key("iris_x1", "fedavgm", what)][1]
         assert value == pytest.approx(float(found(model)["accuracy"]), abs=1e-6)
 

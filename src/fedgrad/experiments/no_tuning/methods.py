@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import fedgrad as fg
-from fedgrad.experiments.no_tuning.pending import averaged, fed_auto, self_tuning
+from fedgrad.experiments.no_tuning.pending import self_tuning
 from fedgrad.experiments.no_tuning.rules import RATE, DeltaSgd, fathom, schedule_free
 from fedgrad.experiments.no_tuning.tasks import TASKS
 from fedgrad.experiments.server_optimizer.training import LEARN
@@ -66,7 +66,7 @@ class Method:
     def algorithm(self, loss: Any, batch_size: int) -> fg.Algorithm:
         """What is trained: its model is an average of models."""
         made = self.make(loss, batch_size)
-        return made if self.averages else averaged(made)
+        return made if self.averages else fg.averaged(made)
 
 
 def random_starts(n: int, names: Sequence[str] = tuple(SPACE)) -> dict[str, np.ndarray]:
@@ -136,7 +136,7 @@ METHODS: Mapping[str, Method] = {
     "fedadam": Method("FedAdam, random start", _of(fg.fed_adam), _fixed_adam),
     "auto": Method(
         "fed_auto",
-        lambda loss, batch_size: fed_auto(loss, batch_size=batch_size),
+        lambda loss, batch_size: fg.fed_auto(loss, batch_size=batch_size),
         lambda settings, _: Trials({}, list(range(settings.seeds))),
         averages=True,
     ),

@@ -118,7 +118,7 @@ def _goals(results: Results) -> Table:
 
 
 def _means(results: Results) -> Iterator[Table]:
-    found = means(results)
+    found = {name: one for name, one in means(results).items() if name not in AT_BEST}
     if not found:
         return
     rows = [

@@ -17,7 +17,6 @@ import numpy as np
 import fedgrad as fg
 from fedgrad.experiments.experiment import Progress, announce, evaluations_of
 from fedgrad.experiments.no_tuning.methods import METHODS, SPACE, Method, Settings, rungs
-from fedgrad.experiments.no_tuning.pending import last_of, traffic
 from fedgrad.experiments.no_tuning.tasks import TASKS, Laptop
 from fedgrad.experiments.results import ExperimentError, Results
 from fedgrad.experiments.trials import Run, Training, how_many_together, keep, run_trials
@@ -39,7 +38,7 @@ class Judge:
 
     def record(self, result: fg.Result) -> dict[str, np.ndarray]:
         """Of a training: of its model, and of that of the last round."""
-        return {**self(result.params), "last": self(last_of(result))["accuracy"]}
+        return {**self(result.params), "last": self(result.last)["accuracy"]}
 
     def __call__(self, params: Any) -> dict[str, np.ndarray]:
         """Its metric on what it has not seen, 0 if it is not finite, and its training loss."""
@@ -95,7 +94,7 @@ class Work:
         training = self.training
         cohort = training.task.train.sample(jax.random.key(0), training.cohort_size)
         params = training.task.init(jax.random.key(0))
-        return int(traffic(self.algorithm(method), params, cohort, training.rounds))
+        return int(fg.explain(self.algorithm(method), params, cohort, rounds=training.rounds).bytes)
 
     def run(self, name: str, found: Mapping[str, Any], progress: Progress) -> dict[str, np.ndarray]:
         """Train with a method, or read what it gave."""
