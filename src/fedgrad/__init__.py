@@ -59,6 +59,7 @@ from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
 from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
+from fedgrad.show.phases import Phases
 from fedgrad.training.evaluation import Evaluation, Ratio
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.history import History
@@ -88,6 +89,7 @@ __all__ = [
     "LocalTraining",
     "Metrics",
     "Optimizer",
+    "Phases",
     "Placement",
     "PlacementError",
     "Plan",

@@ -4,6 +4,7 @@ Algorithm 2 of the paper: hypergradient.py has its two schedules, horizon.py how
 safeguards.py what happens if a step was wrong.
 """
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.horizon import Horizon, as_horizon
 from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.optimizer import apply
+from fedgrad.algorithms.own_rates import racing_own_rates
 from fedgrad.algorithms.parametrization import Form, learned
 from fedgrad.algorithms.safeguards import choose, got_worse, guarded, nothing_proven, ran_away
 from fedgrad.clients.population import Population
@@ -60,7 +62,7 @@ class TunedState:
 @known_arguments()
 def self_tuning(
     algorithm: Algorithm,
-    learn: str | Iterable[str] | Mapping[str, Form],
+    learn: str | Iterable[str] | Mapping[str, Form] | None = None,
     optimizer: optax.GradientTransformation | None = None,
     schedule: Literal["parallel", "serial"] = "parallel",
     gradient_from: Literal["fresh", "same"] | Population | GradientCohort = "fresh",
@@ -69,6 +71,10 @@ def self_tuning(
     horizon: float | Horizon = 1,
 ) -> Algorithm:
     """The algorithm with some of its hyperparameters following their hypergradients.
+
+    Without further arguments: the algorithm finds its own learning rates. As it is given it races
+    with itself at other rates for a quarter of all rounds (`fg.race`), and gives way only to what
+    is better by more than chance explains; the model is an average (`fg.averaged`).
 
     `learn`: dotted names, `["server.learning_rate", "client"]`; the name of a branch means all
     below. Or how each is learned, by name: `{"server.learning_rate": fg.log(1e-3, 10)}`, where
@@ -85,6 +91,16 @@ def self_tuning(
     explains; only the hyperparameter that is to blame is stepped back. A hyperparameter step that
     is not finite is left out. All are counted in `metrics.rejected`; None is without a guard.
     """
+    if learn is None:
+        asked = {"optimizer": optimizer, "schedule": schedule, "gradient_from": gradient_from}
+        asked |= {"mode": mode, "guard": guard, "horizon": horizon}
+        for name, value in asked.items():
+            if value is not inspect.signature(self_tuning).parameters[name].default:
+                raise ArgumentError.here(
+                    f"self_tuning(..., {name}={value!r}) is about hypergradients, so say what is "
+                    'to follow them: learn="server.learning_rate".'
+                )
+        return racing_own_rates(algorithm)
     optimizer = optax.sgd(0.01) if optimizer is None else optimizer
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ArgumentError.here(

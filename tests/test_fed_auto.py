@@ -1,0 +1,159 @@
+"""Training that needs no hyperparameter, and algorithms that find their own rates."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fedgrad as fg
+from by_hand import POPULATION, START, as_params, as_vector, loss
+from fedgrad.algorithms.own_rates import CLIENT, SERVER
+from fedgrad.algorithms.own_rates import START as GIVEN
+
+KEY = jax.random.key(0)
+
+
+def train(algorithm, rounds=24, clients=POPULATION, **more):
+    settings = {"params": as_params(START), "cohort_size": 4, "key": KEY, "progress": False}
+    return fg.fit(algorithm, clients, rounds=rounds, **(settings | more))
+
+
+AUTO = fg.fed_auto(loss, batch_size=10)
+
+
+def test_nothing_has_to_be_said_and_it_learns():
+    result = train(fg.fed_auto(loss))
+    evaluation = fg.Evaluation({"loss": loss}, POPULATION)
+    assert evaluation(result.params)["loss"] < 0.9 * evaluation(as_params(START))["loss"]
+    assert len(result.state.candidates) == 1
+
+
+def test_two_families_race_and_one_of_each_reaches_the_second_stage():
+    result = train(AUTO, rounds=40)
+    until = {n: result.history.rounds(f"race.rank.{n}")[-1] for n in AUTO.hyper}
+    assert sorted(until.values()) == [2, 2, 2, 2, 10, 10, 10]
+    assert sum(n.startswith("Prodigy") for n, last in until.items() if last == 10) == 1
+    (winner,) = result.state.candidates
+    assert until[winner] == 10
+
+
+def test_it_sends_little_more_than_twice_what_one_training_does():
+    shown = fg.explain(AUTO, as_params(START), POPULATION.everyone, rounds=200)
+    assert [(p.first, p.last) for p in shown.phases] == [(1, 10), (11, 50), (51, 200)]
+    assert [len(p.candidates) for p in shown.phases] == [7, 3, 1]
+    big = {"b": np.zeros(()), "w": np.zeros(1000)}
+    clients = fg.population([{"x": np.zeros((3, 1000)), "y": np.ones(3)}])
+    shown = fg.explain(AUTO, big, clients.everyone, rounds=200)
+    # Seven for a twentieth, three to a quarter, and while they race their averages, too.
+    assert shown.times == pytest.approx(0.05 * 7 * 1.5 + 0.2 * 3 * 1.5 + 0.75, rel=0.01)
+
+
+@pytest.mark.parametrize("stop", [1, 5, 9])
+def test_resumes_bit_by_bit(tmp_path, stop):
+    whole = train(AUTO, rounds=32)
+    train(AUTO, rounds=32, out=tmp_path, callbacks=[lambda round, *_: round == stop])
+    again = train(AUTO, rounds=32, out=tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, again.state, whole.state)
+
+
+def test_the_estimate_of_prodigy_is_kept_after_an_eighth():
+    seen = []
+
+    def look(round, state, metrics):
+        name = next((n for n in state.candidates if n.startswith("Prodigy")), None)
+        if name is not None:
+            seen.append((round, float(state.candidates[name].inner.optimizer.estim_lr)))
+
+    train(AUTO, rounds=80, callbacks=[look])
+    rates = {round: rate for round, rate in seen if round >= 4}  # after the first cut, of one
+    before = [rate for round, rate in rates.items() if round <= 10]
+    after = [rate for round, rate in rates.items() if round > 10]
+    assert before[0] < before[-1]
+    assert len(set(after)) == 1 and after
+
+
+def test_rates_are_not_asked_for():
+    with pytest.raises(fg.FederatedError, match="needs no rates"):
+        fg.fed_auto(loss, client_learning_rate=0.1)
+    with pytest.raises(fg.FederatedError, match="batch_size"):
+        fg.fed_auto(loss, batchsize=3)
+    with pytest.raises(fg.FederatedError, match="give one of them"):
+        fg.fed_auto(loss, epochs=2, steps=3)
+
+
+# ---- self_tuning(algorithm)
+
+BAD = fg.fed_avgm(loss, fg.local_training(1e-3, batch_size=10), 1e-3, 0.5)
+
+
+def test_a_bad_start_is_left():
+    result = train(fg.self_tuning(BAD), rounds=40)
+    (winner,) = result.state.candidates
+    assert winner != GIVEN
+    found = result.hyper
+    assert found["client"]["learning_rate"] in CLIENT.values()
+    assert found["server"]["learning_rate"] in SERVER.values()
+    assert found["server"]["momentum"] == 0.5
+    evaluation = fg.Evaluation({"loss": loss}, POPULATION)
+    fixed = train(BAD, rounds=40)
+    assert evaluation(result.params)["loss"] < evaluation(fixed.params)["loss"]
+
+
+def test_of_two_that_are_alike_the_given_one_stays():
+    """What is as good as the start, but for chance, does not take its place."""
+    race = fg.race(
+        {"given": BAD, "same": BAD.starting({"client.learning_rate": 1.001e-3})},
+        {0.5: 1},
+        incumbent="given",
+    )
+    assert [*train(race, rounds=8).state.candidates] == ["given"]
+    # Without an incumbent the better one is left, by however little.
+    better = fg.race({"given": BAD, "same": BAD.starting({"client.learning_rate": 2e-3})}, {0.5: 1})
+    assert [*train(better, rounds=8).state.candidates] == ["same"]
+
+
+def test_where_it_starts_is_a_start_like_any_other():
+    tuned = fg.self_tuning(BAD)
+    assert tuned.hyper == BAD.hyper
+    good = tuned.starting({"client.learning_rate": 0.3, "server.learning_rate": 0.7})
+    assert good.round is tuned.round
+    state = good.init(as_params(START))
+    assert {GIVEN} < set(state.candidates) and len(state.candidates) == 13
+
+
+@pytest.mark.parametrize(
+    "algorithm, candidates",
+    [
+        (fg.fed_prodigy(loss), 13),  # its server's rate is a number, too
+        (fg.fed_exp(loss), 5),
+        (fg.fed_sgd(loss), 4),
+        (fg.fed_adam(loss), 13),
+        (fg.fed_avg(loss, fg.local_training({"b": 0.1, "w": 0.2})), 13),
+    ],
+    ids=lambda x: getattr(getattr(x, "round", None), "name", ""),
+)
+def test_every_algorithm_races_the_rates_that_it_has(algorithm, candidates):
+    state = fg.self_tuning(algorithm).init(as_params(START))
+    assert len(state.candidates) == candidates
+
+
+def test_what_cannot_be_raced_is_said():
+    plain = fg.fed_opt(loss, server=optax.sgd(1.0), client=optax.sgd(0.1))
+    with pytest.raises(fg.FederatedError, match="no learning rate that is a number"):
+        fg.self_tuning(plain)
+    with pytest.raises(fg.FederatedError, match="say what is to follow them"):
+        fg.self_tuning(BAD, horizon=3)
+    with pytest.raises(fg.FederatedError, match="keep a state"):
+        fg.self_tuning(fg.scaffold(loss))
+
+
+def test_the_answer_is_finite_whatever_the_scale_of_features():
+    for scale in (1e-3, 1e3):
+        clients = fg.population(
+            [
+                {"x": scale * np.random.default_rng(i).normal(size=(9, 2)), "y": np.ones(9)}
+                for i in range(4)
+            ]
+        )
+        result = train(AUTO, clients=clients)
+        assert np.isfinite(as_vector(result.params)).all()
