@@ -1,36 +1,80 @@
 """An algorithm that finds its own learning rates: `fg.self_tuning(algorithm)`, nothing more said.
 
-The recipe was chosen on digits and Synthetic(1, 1) and then tested on other tasks:
-docs/no-tuning.md.
+First it races with itself at other rates, then the server's rate follows its hypergradient, then it
+goes on as any other. The recipe was chosen on digits and Synthetic(1, 1) and then tested on other
+tasks: docs/no-tuning.md.
 """
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fedgrad.algorithms import hyper as names_of
-from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.averaged import averaged
-from fedgrad.algorithms.race import RaceState, race
-from fedgrad.algorithms.wrapped import wrapped
-from fedgrad.core.errors import ArgumentError
-from fedgrad.core.types import Hyper, Params
+import jax
+import jax.numpy as jnp
+import optax
 
-START = "as given"
-# Rates that race with those that are given, and how many are left when.
+from fedgrad.algorithms import hyper as names_of
+from fedgrad.algorithms.algorithm import Algorithm, last_of
+from fedgrad.algorithms.averaged import averaged
+from fedgrad.algorithms.following import following
+from fedgrad.algorithms.gradient_cohort import GradientCohort
+from fedgrad.algorithms.holding_out import holding_out
+from fedgrad.algorithms.horizon import Horizon
+from fedgrad.algorithms.metrics import Metrics
+from fedgrad.algorithms.parametrization import learned, log
+from fedgrad.algorithms.race import after, race
+from fedgrad.algorithms.safeguards import choose, finite
+from fedgrad.algorithms.wrapped import wrapped
+from fedgrad.clients.held_out import A_FIFTH
+from fedgrad.core.errors import ArgumentError
+from fedgrad.core.types import Hyper, Params, State
+
+GIVEN = "as given"
+# Rates that race with those that are given, and after which part of all rounds how many are left.
 CLIENT = {"1e-3": 1e-3, "1e-2": 1e-2, "1e-1": 1e-1, "1": 1.0}
 SERVER = {"1e-1": 0.1, "1": 1.0, "10": 10.0}
 CUTS = {0.05: 3, 0.25: 1}
+# What follows its hypergradient then, until which part of all rounds, and how.
+FOLLOWED, UNTIL = "server.learning_rate", 0.5
+STEP, HORIZON = 0.03, Horizon(20, through="server")
 
 
-def racing_own_rates(algorithm: Algorithm) -> Algorithm:
-    """The algorithm as it is given races with itself at other rates, in clients and server; it
-    gives way only to what is better by more than chance explains. The model is an average."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class OwnRatesState:
+    """What is to come of the race, of following hypergradients and of going on alone; and the rates
+    of each candidate that is left, by dotted name."""
+
+    parts: dict[str, Any]
+    rates: dict[str, dict[str, jax.Array]]
+
+    @property
+    def now(self) -> State:
+        """The state of what training is at."""
+        return next(self.parts[n] for n in ("race", "follow", "alone") if n in self.parts)
+
+    @property
+    def params(self) -> Params:
+        """The averaged model."""
+        return self.now.params
+
+    @property
+    def last(self) -> Params:
+        """The model that training goes on with."""
+        return last_of(self.now)
+
+
+def own_rates(algorithm: Algorithm) -> Algorithm:
+    """The algorithm at rates that it finds itself."""
     algorithm.require_stateless_clients("self_tuning")
     algorithm.require_one_form("self_tuning")
-    branches = {"client": CLIENT, "server": SERVER}
-    rates = {branch: _rates(algorithm, branch) for branch in branches}
-    tried = {branch: branches[branch] for branch, found in rates.items() if found}
+    if algorithm.cohorts:
+        raise ArgumentError.here(
+            f"The algorithm already takes a {next(iter(algorithm.cohorts))!r}, so it cannot be "
+            "tuned (again)."
+        )
+    names = {branch: _rates(algorithm.hyper, branch) for branch in ("client", "server")}
+    tried = {b: grid for b, grid in (("client", CLIENT), ("server", SERVER)) if names[b]}
     if not tried:
         raise ArgumentError.here(
             f"self_tuning({algorithm.round.name}): it has no learning rate that is a number, so "
@@ -44,51 +88,105 @@ def racing_own_rates(algorithm: Algorithm) -> Algorithm:
         }
         for words in itertools.product(*tried.values())
     }
+    raced = race(dict.fromkeys((GIVEN, *others), base), CUTS, incumbent=GIVEN)
+    follows = FOLLOWED in names["server"]
+    form = learned(algorithm.hyper, {FOLLOWED: log()})[FOLLOWED] if follows else None
+    # Examples that are held out say where the rate goes: those that train would say "faster"
+    # without end where a model fits them all.
+    judges = GradientCohort("same", held_out=A_FIFTH)
+    tuned = (
+        following(
+            holding_out(base, A_FIFTH),
+            {FOLLOWED: log()},
+            optax.adam(STEP),
+            gradient_from=judges,
+            guard="paired",
+            horizon=HORIZON,
+        )
+        if follows
+        else None
+    )
 
-    def raced(name: str, hyper: Hyper) -> dict[str, Any]:
-        """The rates of a candidate, by dotted name."""
-        found: dict[str, Any] = {}
-        for branch, names in rates.items():
-            values = {n: v for n, v in names_of.paths(hyper).items() if n in names}
-            chosen = others[name].get(branch) if name != START else None
-            found |= values if chosen is None else _scaled(values, chosen)
-        return found
+    def init(params: Params, hyper: Hyper | None = None) -> OwnRatesState:
+        given = names_of.paths(hyper)
+        rates = {GIVEN: {n: jnp.asarray(given[n]) for some in names.values() for n in some}}
+        for name, chosen in others.items():
+            rates[name] = dict(rates[GIVEN])
+            for branch, rate in chosen.items():
+                rates[name] |= _scaled({n: rates[GIVEN][n] for n in names[branch]}, rate)
+        parts = {
+            "race": raced.init(params, {n: names_of.replace(hyper, r) for n, r in rates.items()}),
+            "alone": base.init(params, hyper),
+        }
+        if tuned is not None:
+            parts["follow"] = tuned.init(params, hyper)
+        return OwnRatesState(parts, rates)
 
-    def each(hyper: Hyper) -> Hyper:
-        """The hyperparameters of all candidates, from those that are given."""
-        return {n: names_of.replace(hyper, raced(n, hyper)) for n in (START, *others)}
+    def round(state: OwnRatesState, hyper: Hyper, *args: Any) -> tuple[OwnRatesState, Metrics]:
+        parts = state.parts
+        hypers = {n: names_of.replace(hyper, rates) for n, rates in state.rates.items()}
+        if "race" in parts:
+            new, metrics = raced.round(parts["race"], hypers, *args)
+            return replace(state, parts={**parts, "race": new}), metrics
+        ((name, rates),) = state.rates.items()
+        if "follow" in parts:
+            assert tuned is not None and form is not None
+            new, metrics = tuned.round(parts["follow"], hypers[name], *args)
+            # Hypergradients see no further than their horizon, and what is good for so long may be
+            # too slow for all of training. A rate that has won a race is not made smaller.
+            least = form.raw(rates[FOLLOWED]).astype(new.learned[FOLLOWED].dtype)
+            new = replace(new, learned={FOLLOWED: jnp.maximum(new.learned[FOLLOWED], least)})
+            metrics = replace(metrics, hyper={**rates, **metrics.hyper})
+            return replace(state, parts={**parts, "follow": new}), metrics
+        new, metrics = base.round(parts["alone"], hypers[name], *args)
+        new = choose(finite(new), new, parts["alone"])
+        return replace(state, parts={"alone": new}), replace(metrics, hyper=rates)
 
-    inner = race(dict.fromkeys((START, *others), base), CUTS, incumbent=START)
+    def between(state: OwnRatesState, done: int, planned: int) -> OwnRatesState:
+        if "race" in state.parts:
+            assert raced.between is not None
+            left = raced.between(state.parts["race"], done, planned)
+            if left is not state.parts["race"]:
+                state = replace(state, parts={**state.parts, "race": left})
+                state = replace(state, rates={n: state.rates[n] for n in left.candidates})
+            if len(left.candidates) == 1:
+                state = won(state)
+        if "follow" in state.parts and "race" not in state.parts and done >= after(UNTIL, planned):
+            state = settled(state)
+        return state
 
-    def init(params: Params, hyper: Hyper | None = None) -> RaceState:
-        assert hyper is not None  # `Algorithm` sees to it
-        return inner.init(params, each(hyper))
+    def won(state: OwnRatesState) -> OwnRatesState:
+        """The race is over."""
+        ((name, winner),) = state.parts["race"].candidates.items()
+        parts = {n: part for n, part in state.parts.items() if n != "race"}
+        if form is None:
+            return replace(state, parts={"alone": winner})
+        raw = {FOLLOWED: form.raw(state.rates[name][FOLLOWED])}
+        return replace(state, parts={**parts, "follow": parts["follow"].going_on(winner, raw)})
 
-    def round(state: RaceState, hyper: Hyper, *args: Any, **more: Any) -> Any:
-        new, metrics = inner.round(state, each(hyper), *args, **more)
-        if len(state.candidates) > 1:
-            return new, metrics
-        (name,) = state.candidates
-        return new, replace(metrics, hyper=raced(name, hyper))
+    def settled(state: OwnRatesState) -> OwnRatesState:
+        """Hypergradients have been followed for long enough."""
+        assert form is not None
+        ((name, rates),) = state.rates.items()
+        follow = state.parts["follow"]
+        rate = form.value(follow.learned[FOLLOWED]).astype(rates[FOLLOWED].dtype)
+        return OwnRatesState({"alone": follow.inner}, {name: {**rates, FOLLOWED: rate}})
 
     return replace(
         algorithm,
         init=init,
-        round=wrapped(inner.round, round, "self_tuning"),
-        between=inner.between,
+        round=wrapped(raced.round, round, f"self_tuning({algorithm.round.name})"),
+        between=between,
     )
 
 
-def _rates(algorithm: Algorithm, branch: str) -> dict[str, Any]:
+def _rates(hyper: Hyper, branch: str) -> list[str]:
     """The learning rates of a branch by dotted name: one, or one for each layer."""
-    return {
-        name: value
-        for name, value in names_of.paths(algorithm.hyper).items()
-        if name.split(".")[0] == branch and "learning_rate" in name.split(".")
-    }
+    names = [name.split(".") for name in names_of.paths(hyper)]
+    return [".".join(n) for n in names if n[0] == branch and "learning_rate" in n]
 
 
-def _scaled(rates: dict[str, Any], rate: float) -> dict[str, Any]:
+def _scaled(rates: dict[str, jax.Array], rate: float) -> dict[str, jax.Array]:
     """Another rate; of several, all by one factor, so that the first one has it."""
     first = next(iter(rates.values()))
-    return {name: rate * (value / first) for name, value in rates.items()}
+    return {n: jnp.asarray(rate * (value / first), value.dtype) for n, value in rates.items()}

@@ -259,12 +259,12 @@ class _Stages:
         """After which round how many are left."""
         found: dict[int, int | Mapping[str, int]] = {}
         for part in sorted(self.cuts):
-            found[_after(part, planned)] = self.cuts[part]
+            found[after(part, planned)] = self.cuts[part]
         return found
 
     def between(self, state: RaceState, done: int, planned: int) -> RaceState:
         """The state without those who lose, if this is a cut; judged anew, if that begins now."""
-        changed = [_after(part, planned) for part in self.changes]
+        changed = [after(part, planned) for part in self.changes]
         if done in changed:
             state = replace(state, changed=jnp.int32(builtins.sum(c <= done for c in changed)))
         if len(state.candidates) == 1:
@@ -313,7 +313,7 @@ def _stage(states: dict[str, Any], incumbent: str | None) -> RaceState:
     return RaceState(states, nothing(states), nothing(others), jnp.int32(0), jnp.int32(0))
 
 
-def _after(part: float, planned: int) -> int:
+def after(part: float, planned: int) -> int:
     """How many rounds are done after a part of all."""
     return max(1, round(part * planned))
 
