@@ -19,6 +19,7 @@ from sections import (
     stored,
     tasks,
     tuning,
+    weights,
 )
 
 
@@ -44,6 +45,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "ragged": ("FedAvg on a ragged cohort", rounds.RAGGED),
     "cnn": ("FedAvg on the EMNIST CNN", rounds.CNN),
     "tasks": ("Rounds of the paper's tasks", tasks),
+    "weights": ("The same models, whoever trains them", weights),
     "fit": ("Training through fit", fit),
     "tuning": ("The cost of self-tuning", tuning),
     "derivatives": ("The cost of a derivative", derivatives),
