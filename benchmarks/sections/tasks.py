@@ -22,7 +22,7 @@ SIZES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 # In single precision models drift apart here, by rounding alone: by hand with XLA's convolutions
 # ("jax loop") and with matrix products ("jax scan"), 9e-5 of the change after one round, 1e-3 after
-# four, 9e-3 after six. The same rounds in double precision: 5e-15 at most, without growing. So it is
+# four, 9e-3 after six. In double precision, in the first four rounds: 5e-15 at most. So weights are
 # judged in double precision, by section `weights`, and not in the rounds that are timed.
 DRIFT = ("emnist",)
 QUICK = (1, {"size": "small", "clients": 4, "cohort": 3, "most": 10})
