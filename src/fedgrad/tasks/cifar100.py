@@ -33,8 +33,8 @@ class Form:
     averaged: bool  # over all places before the classes are scored; else each place counts
 
 
-# The small form keeps the places, because averages over them differ little between images at first:
-# a small residual net with averages learned nothing in 40 rounds on 12,000 images.
+# The small form is what learned most in single runs on 12,000 images: 15 % in 60 rounds. With a
+# residual block it was 11 %, and a residual net of two stages with averages had 2 % after 40.
 SIZES = {
     "small": Form(4, 4, False, (32,), blocks=0, groups=4, averaged=False),
     "paper": Form(7, 2, True, (64, 128, 256, 512), blocks=2, groups=32, averaged=True),
