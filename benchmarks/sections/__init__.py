@@ -20,6 +20,7 @@ from sections import (
     stored,
     tasks,
     tuning,
+    weights,
 )
 
 
@@ -45,6 +46,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "ragged": ("FedAvg on a ragged cohort", rounds.RAGGED),
     "cnn": ("FedAvg on the EMNIST CNN", rounds.CNN),
     "tasks": ("Rounds of the paper's tasks", tasks),
+    "weights": ("The same models, whoever trains them", weights),
     "fit": ("Training through fit", fit),
     "tuning": ("The cost of self-tuning", tuning),
     "race": ("The cost of a race", race),
