@@ -1,8 +1,8 @@
 """An algorithm that finds its own learning rates: `fg.self_tuning(algorithm)`, nothing more said.
 
-First it races with itself at other rates, then the server's rate follows its hypergradient, then it
-goes on as any other. The recipe was chosen on digits and Synthetic(1, 1) and then tested on other
-tasks: docs/no-tuning.md.
+First it races with itself at other rates. What won then races with itself while the server's rate
+follows its hypergradient. What won that goes on as any other. The recipe was chosen on digits and
+Synthetic(1, 1) and then tested on other tasks: docs/no-tuning.md.
 """
 
 import itertools
@@ -18,11 +18,10 @@ from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.averaged import averaged
 from fedgrad.algorithms.following import following
 from fedgrad.algorithms.gradient_cohort import GradientCohort
-from fedgrad.algorithms.holding_out import holding_out
 from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.parametrization import learned, log
-from fedgrad.algorithms.race import after, race
+from fedgrad.algorithms.race import race, stage
 from fedgrad.algorithms.safeguards import choose, finite
 from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.clients.held_out import A_FIFTH
@@ -34,16 +33,17 @@ GIVEN = "as given"
 CLIENT = {"1e-3": 1e-3, "1e-2": 1e-2, "1e-1": 1e-1, "1": 1.0}
 SERVER = {"1e-1": 0.1, "1": 1.0, "10": 10.0}
 CUTS = {0.05: 3, 0.25: 1}
-# What follows its hypergradient then, until which part of all rounds, and how.
-FOLLOWED, UNTIL = "server.learning_rate", 0.5
-STEP, HORIZON = 0.03, Horizon(20, through="server")
+# What follows its hypergradient then, and how; against what stays as it is, until the half.
+FOLLOWED, STEP, HORIZON = "server.learning_rate", 0.03, Horizon(20, through="server")
+STAYS, FOLLOWS = "stays", "follows"
+DUEL = {0.25: 2, 0.5: 1}
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class OwnRatesState:
-    """What is to come of the race, of following hypergradients and of going on alone; and the rates
-    of each candidate that is left, by dotted name."""
+    """What is to come of the race, of the duel and of going on alone; and the rates of each
+    candidate that is left, by dotted name."""
 
     parts: dict[str, Any]
     rates: dict[str, dict[str, jax.Array]]
@@ -51,7 +51,7 @@ class OwnRatesState:
     @property
     def now(self) -> State:
         """The state of what training is at."""
-        return next(self.parts[n] for n in ("race", "follow", "alone") if n in self.parts)
+        return next(self.parts[n] for n in ("race", "duel", "alone") if n in self.parts)
 
     @property
     def params(self) -> Params:
@@ -91,21 +91,16 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
     raced = race(dict.fromkeys((GIVEN, *others), base), CUTS, incumbent=GIVEN)
     follows = FOLLOWED in names["server"]
     form = learned(algorithm.hyper, {FOLLOWED: log()})[FOLLOWED] if follows else None
-    # Examples that are held out say where the rate goes: those that train would say "faster"
-    # without end where a model fits them all.
-    judges = GradientCohort("same", held_out=A_FIFTH)
-    tuned = (
-        following(
-            holding_out(base, A_FIFTH),
-            {FOLLOWED: log()},
-            optax.adam(STEP),
-            gradient_from=judges,
-            guard="paired",
-            horizon=HORIZON,
+    duel = None
+    if follows:
+        # Examples that are held out say where the rate goes: those that train would say "faster"
+        # without end where a model fits them all. Hypergradients see no further than their
+        # horizon, so that what they lead to has to be better, not only promise to be.
+        judges = GradientCohort("same", held_out=A_FIFTH)
+        followed = following(
+            base, {FOLLOWED: log()}, optax.adam(STEP), gradient_from=judges, horizon=HORIZON
         )
-        if follows
-        else None
-    )
+        duel = race({STAYS: base, FOLLOWS: followed}, DUEL, incumbent=STAYS)
 
     def init(params: Params, hyper: Hyper | None = None) -> OwnRatesState:
         given = names_of.paths(hyper)
@@ -118,8 +113,8 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             "race": raced.init(params, {n: names_of.replace(hyper, r) for n, r in rates.items()}),
             "alone": base.init(params, hyper),
         }
-        if tuned is not None:
-            parts["follow"] = tuned.init(params, hyper)
+        if duel is not None:
+            parts["duel"] = duel.init(params, dict.fromkeys((STAYS, FOLLOWS), hyper))
         return OwnRatesState(parts, rates)
 
     def round(state: OwnRatesState, hyper: Hyper, *args: Any) -> tuple[OwnRatesState, Metrics]:
@@ -129,48 +124,47 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             new, metrics = raced.round(parts["race"], hypers, *args)
             return replace(state, parts={**parts, "race": new}), metrics
         ((name, rates),) = state.rates.items()
-        if "follow" in parts:
-            assert tuned is not None and form is not None
-            new, metrics = tuned.round(parts["follow"], hypers[name], *args)
-            # Hypergradients see no further than their horizon, and what is good for so long may be
-            # too slow for all of training. A rate that has won a race is not made smaller.
-            least = form.raw(rates[FOLLOWED]).astype(new.learned[FOLLOWED].dtype)
-            new = replace(new, learned={FOLLOWED: jnp.maximum(new.learned[FOLLOWED], least)})
-            metrics = replace(metrics, hyper={**rates, **metrics.hyper})
-            return replace(state, parts={**parts, "follow": new}), metrics
+        if "duel" in parts:
+            assert duel is not None
+            both = dict.fromkeys((STAYS, FOLLOWS), hypers[name])
+            new, metrics = duel.round(parts["duel"], both, *args)
+            return replace(state, parts={**parts, "duel": new}), replace(metrics, hyper=rates)
         new, metrics = base.round(parts["alone"], hypers[name], *args)
         new = choose(finite(new), new, parts["alone"])
         return replace(state, parts={"alone": new}), replace(metrics, hyper=rates)
 
     def between(state: OwnRatesState, done: int, planned: int) -> OwnRatesState:
-        if "race" in state.parts:
-            assert raced.between is not None
-            left = raced.between(state.parts["race"], done, planned)
-            if left is not state.parts["race"]:
-                state = replace(state, parts={**state.parts, "race": left})
-                state = replace(state, rates={n: state.rates[n] for n in left.candidates})
-            if len(left.candidates) == 1:
-                state = won(state)
-        if "follow" in state.parts and "race" not in state.parts and done >= after(UNTIL, planned):
-            state = settled(state)
+        for name, game, ends in (("race", raced, won), ("duel", duel, decided)):
+            if name in state.parts and game is not None:
+                assert game.between is not None
+                left = game.between(state.parts[name], done, planned)
+                if left is not state.parts[name]:
+                    state = replace(state, parts={**state.parts, name: left})
+                if len(left.candidates) > 1:
+                    break
+                state = ends(state)
         return state
 
     def won(state: OwnRatesState) -> OwnRatesState:
         """The race is over."""
         ((name, winner),) = state.parts["race"].candidates.items()
-        parts = {n: part for n, part in state.parts.items() if n != "race"}
+        rates = {name: state.rates[name]}
         if form is None:
-            return replace(state, parts={"alone": winner})
-        raw = {FOLLOWED: form.raw(state.rates[name][FOLLOWED])}
-        return replace(state, parts={**parts, "follow": parts["follow"].going_on(winner, raw)})
+            return OwnRatesState({"alone": winner}, rates)
+        raw = {FOLLOWED: form.raw(rates[name][FOLLOWED])}
+        follower = state.parts["duel"].candidates[FOLLOWS].going_on(winner, raw)
+        both = stage({STAYS: winner, FOLLOWS: follower}, STAYS)
+        return OwnRatesState({"alone": state.parts["alone"], "duel": both}, rates)
 
-    def settled(state: OwnRatesState) -> OwnRatesState:
-        """Hypergradients have been followed for long enough."""
-        assert form is not None
+    def decided(state: OwnRatesState) -> OwnRatesState:
+        """So is the duel."""
         ((name, rates),) = state.rates.items()
-        follow = state.parts["follow"]
-        rate = form.value(follow.learned[FOLLOWED]).astype(rates[FOLLOWED].dtype)
-        return OwnRatesState({"alone": follow.inner}, {name: {**rates, FOLLOWED: rate}})
+        ((how, winner),) = state.parts["duel"].candidates.items()
+        if how == STAYS:
+            return OwnRatesState({"alone": winner}, state.rates)
+        assert form is not None
+        rate = form.value(winner.learned[FOLLOWED]).astype(rates[FOLLOWED].dtype)
+        return OwnRatesState({"alone": winner.inner}, {name: {**rates, FOLLOWED: rate}})
 
     return replace(
         algorithm,

@@ -123,7 +123,7 @@ def race(
     def init(params: Params, hyper: Hyper | None = None) -> RaceState:
         assert hyper is not None  # `Algorithm` sees to it
         states = {name: one.init(params, hyper[name]) for name, one in candidates.items()}
-        return _stage(states, incumbent)
+        return stage(states, incumbent)
 
     def step(
         name: str, state: State, hyper: Hyper, cohort: Any, key: Key, further: dict[str, Any]
@@ -275,7 +275,7 @@ class _Stages:
             if done == end:
                 best = self._best(state, left, end - half)
                 left_over = {n: state.candidates[n] for n in sorted(best)}
-                return replace(_stage(left_over, self.incumbent), changed=state.changed)
+                return replace(stage(left_over, self.incumbent), changed=state.changed)
             if done == half and done > begin:
                 zeros = jax.tree.map(jnp.zeros_like, (state.scores, state.squares))
                 return replace(state, scores=zeros[0], squares=zeros[1])
@@ -303,8 +303,8 @@ class _Stages:
         return best if ahead > CHANCE * error else [self.incumbent]
 
 
-def _stage(states: dict[str, Any], incumbent: str | None) -> RaceState:
-    """A stage begins: nobody has a score."""
+def stage(states: dict[str, Any], incumbent: str | None) -> RaceState:
+    """A race, or a stage of it, begins with these states: nobody has a score."""
 
     def nothing(names: Iterable[str]) -> dict[str, jax.Array]:
         return {n: jnp.float32(0) for n in names}

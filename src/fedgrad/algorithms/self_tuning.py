@@ -33,8 +33,8 @@ def self_tuning(
 
     Without further arguments: the algorithm finds its own learning rates. As it is given it races
     with itself at other rates for a quarter of all rounds (`fg.race`), and gives way only to what
-    is better by more than chance explains. To the half, the server's rate then follows its
-    hypergradient, of the averaged model (`fg.averaged`), which is what training gives.
+    is better by more than chance explains. Likewise, to the half, what won against itself with a
+    server's rate that follows its hypergradient. The model is an average (`fg.averaged`).
 
     `learn`: dotted names, `["server.learning_rate", "client"]`; the name of a branch means all
     below. Or how each is learned, by name: `{"server.learning_rate": fg.log(1e-3, 10)}`, where
