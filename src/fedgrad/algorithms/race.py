@@ -19,7 +19,7 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics, require_metrics
-from fedgrad.algorithms.objective import client_loss
+from fedgrad.algorithms.objective import Loss, client_loss
 from fedgrad.algorithms.safeguards import choose, finite
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import A_FIFTH, HeldOut
@@ -77,6 +77,7 @@ def race(
     batch_size: int = 50,
     changes: Mapping[float, Mapping[str, Mapping[str, Any]]] | None = None,
     incumbent: str | None = None,
+    judge: Loss | None = None,
 ) -> Algorithm:
     """An algorithm that finds out, while it trains, which of several algorithms is the best.
 
@@ -94,6 +95,9 @@ def race(
     A candidate is anything with `init` and `round`, also another race; the model by which it is
     judged is its `state.params`, so that of `fg.averaged(...)` is the average. Those that differ
     only in numbers (`algorithm.starting(...)`) are computed together.
+
+    `judge`: by what clients rank instead of the loss that is minimized: a function `(params,
+    batch)` with one number per example, of which less is better, such as minus an accuracy.
 
     `changes`: hyperparameters that change after a part of all rounds, by candidate:
     `{0.5: {"adam": {"server.learning_rate": 0.01}}}`. `incumbent`: a candidate that stays until the
@@ -159,7 +163,7 @@ def race(
         def play(name: str, one: State, its: Hyper) -> tuple[State, Metrics, jax.Array]:
             """The next state, and each client's own loss of the model before."""
             new, metrics = step(name, one, its, train, key, further)
-            own = client_loss(loss, batch_size, broadcast(one.params), judges)
+            own = client_loss(judge or loss, batch_size, broadcast(one.params), judges)
             return new, metrics, own.astype(jnp.float32)
 
         played: dict[str, tuple[State, Metrics, jax.Array]] = {}
