@@ -4,9 +4,12 @@ The recipe was chosen on digits and Synthetic(1, 1) and then tested on other tas
 docs/no-tuning.md.
 """
 
+import functools
 import itertools
 from dataclasses import replace
 from typing import Any
+
+import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
@@ -89,6 +92,12 @@ def _rates(algorithm: Algorithm, branch: str) -> dict[str, Any]:
 
 
 def _scaled(rates: dict[str, Any], rate: float) -> dict[str, Any]:
-    """Another rate; of several, all by one factor, so that the first one has it."""
-    first = next(iter(rates.values()))
-    return {name: rate * (value / first) for name, value in rates.items()}
+    """Another rate; of several, all by one factor, so that the largest one has it. If all are 0,
+    each has it."""
+    values = {name: jnp.asarray(value) for name, value in rates.items()}
+    largest = functools.reduce(jnp.maximum, map(jnp.max, values.values()))
+    still = largest == 0
+    return {
+        n: jnp.where(still, rate, rate * (v / jnp.where(still, 1, largest)))
+        for n, v in values.items()
+    }
