@@ -114,6 +114,15 @@ def test_on_nodes_the_rule_is_applied_where_the_examples_are():
     np.testing.assert_allclose(as_vector(here.params), as_vector(there.params), rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "arrays", [{}, {"x": 1.0}, {"a": np.ones(()), "x": np.ones(3)}, {"x": np.ones(3), "y": [1, 2]}]
+)
+def test_arrays_without_rows_or_with_other_ones_are_no_examples(arrays):
+    arrays = jax.tree.map(np.asarray, arrays, is_leaf=lambda x: isinstance(x, list))
+    with pytest.raises(fg.FederatedError, match="one row for each"):
+        fg.Examples.of(arrays)
+
+
 def test_nothing_of_nothing():
     examples = fg.Examples({"x": jnp.arange(8)}, jnp.int32(3), jnp.int32(0), 4)
     train, held = fg.HeldOut().split(examples)
