@@ -150,7 +150,10 @@ def race(
             new, metrics = step(name, old, hyper[name], cohort, key, further)
             # Nobody is left to go on with instead.
             new = choose(_stays_finite(old, new), new, old)
-            return replace(state, candidates={name: new}), _named(name, metrics)
+            metrics = _named(name, metrics)
+            won = {f"race.won.{name}": jnp.float32(1)}
+            extra = {**metrics.extra, **won}
+            return replace(state, candidates={name: new}), replace(metrics, extra=extra)
         train, judges = cohort, Examples.of(cohort)
         if held_out is not None:
             train, judges = held_out.split(judges)
@@ -207,9 +210,8 @@ def race(
         shown = {f"race.loss.{n}": losses[i] for i, n in enumerate(live)}
         shown |= {f"race.rank.{n}": ranks[i] for i, n in enumerate(live)}
         for n in live:  # of races in the race
-            for inner, value in played[n][1].extra.items():
-                kind, _, rest = inner.removeprefix("race.").partition(".")
-                shown |= {f"race.{kind}.{n}.{rest}": value} if inner.startswith("race.") else {}
+            inside = _inside(n, played[n][1].extra)
+            shown |= {key: value for key, value in inside.items() if key.startswith("race.")}
         trained_ones = {n: played[n][0] for n in live}
         new = RaceState(trained_ones, scores, squares, leader, state.changed)
         # Of this training, what the leader's clients saw is the loss.
@@ -463,10 +465,20 @@ def _stays_finite(old: Any, new: Any) -> jax.Array:
     return jnp.all(jnp.array(floats or [True]))
 
 
+def _inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """A candidate's own metrics; those of a race in the race have its name before theirs."""
+    found: dict[str, Any] = {}
+    for key, value in extra.items():
+        race, kind, rest = (*key.split(".", 2), "", "")[:3]
+        found[f"race.{kind}.{name}.{rest}" if race == "race" and rest else key] = value
+    return found
+
+
 def _named(name: str, metrics: Metrics) -> Metrics:
     """The metrics of the winner, whose hyperparameters have its name before theirs."""
     return replace(
         metrics,
+        extra=_inside(name, metrics.extra),
         hyper={f"{name}.{n}": value for n, value in metrics.hyper.items()},
         hypergradient={f"{name}.{n}": value for n, value in metrics.hypergradient.items()},
     )
