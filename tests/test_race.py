@@ -1,5 +1,6 @@
 """A race inside one training: candidates train as they would alone, and the best one is left."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,6 +157,20 @@ def test_a_race_of_races():
     assert result.history.rounds("race.loss.avgm")[-1] == 8
     assert len(result.state.candidates) == 1
     assert np.isfinite(as_vector(result.params)).all()
+    assert sorted(result.history.rounds("race.won.avgm.rate 1")) == [
+        *range(5, 9 if "adam" in result.state.candidates else 17)
+    ]
+
+
+def test_a_race_that_goes_on_in_the_winner_keeps_its_name():
+    family = fg.race({"rate 0": SLOW, "rate 1": AVGM}, {0.75: 1})
+    history = train(fg.race({"avgm": family, "slow": SLOW}, {0.25: 1}), rounds=16).history
+    assert {n.split(".", 2)[2] for n in history if n.startswith("race.rank.")} == {
+        "avgm", "slow", "avgm.rate 0", "avgm.rate 1",
+    }  # fmt: skip
+    assert history.rounds("race.rank.avgm.rate 0").tolist() == [*range(1, 13)]
+    assert history.rounds("race.won.avgm.rate 1").tolist() == [13, 14, 15, 16]
+    assert history.rounds("race.won.avgm").tolist() == [*range(5, 17)]
 
 
 def test_an_average_around_a_race_and_a_race_of_averages():
@@ -378,6 +393,40 @@ def test_changes_come_when_they_are_due_and_may_be_nested():
     train(race, rounds=6, callbacks=[lambda _, state, __: seen.append(as_vector(state.params))])
     moved = [not np.array_equal(a, b) for a, b in zip([START, *seen], seen, strict=False)]
     assert moved == [True] * 3 + [False] * 3
+
+
+def test_the_server_alone_is_looked_at_where_clients_keep_a_state_too(tmp_path):
+    base, seen = fg.scaffold(loss, fg.local_training(0.1, batch_size=10)), []
+
+    def between(state, done, planned):
+        seen.append((type(state).__name__, done, planned))
+        return dataclasses.replace(state)
+
+    result = train(dataclasses.replace(base, between=between), rounds=3, out=tmp_path)
+    assert seen == [("ScaffoldState", t, 3) for t in range(3)]
+    np.testing.assert_array_equal(as_vector(result.params), as_vector(train(base, rounds=3).params))
+
+
+def test_only_entries_of_dicts_may_go(tmp_path):
+    def between(state, done, planned):
+        return dataclasses.replace(state, number=None) if done == 1 else state
+
+    lost = by_hand(lambda t: 0.1 if t is None else 0.2)
+    round = dataclasses.replace(
+        lost.round, fun=lambda state, hyper, cohort, key: (state, fg.Metrics())
+    )
+    lost = dataclasses.replace(lost, between=between, round=round)
+    with pytest.raises(fg.FederatedError, match="only entries of dicts may go"):
+        train(lost, rounds=2, out=tmp_path)
+
+
+def test_an_algorithm_whose_clients_keep_a_state_is_explained():
+    shown = fg.explain(fg.scaffold(loss), as_params(START), POPULATION.everyone, rounds=9)
+    assert [(p.first, p.last) for p in shown.phases] == [(1, 9)] and shown.bytes > 0
+    with pytest.raises(fg.FederatedError, match="'rounds'"):
+        fg.explain(AVGM, as_params(START), POPULATION.everyone)
+    with pytest.raises(fg.FederatedError, match="leave out argnums"):
+        fg.explain(AVGM, as_params(START), POPULATION.everyone, rounds=9, has_aux=True)
 
 
 def test_what_is_learned_from_further_clients_is_not_of_examples_that_judge():
