@@ -1,6 +1,7 @@
 """The average of late models: the formula, whatever the algorithm, and free."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -100,5 +101,21 @@ def test_around_an_algorithm_with_client_state_and_side_by_side():
 def test_a_power_is_a_number():
     with pytest.raises(fg.FederatedError, match="at least 0"):
         fg.averaged(AVGM, -1)
+    with pytest.raises(fg.FederatedError, match="no algorithm"):
+        fg.averaged(3)
     with pytest.raises(fg.FederatedError, match="power"):
         fg.averaged(AVGM, powr=2)
+
+
+def test_narrow_models_are_averaged_in_wide_numbers():
+    """In bfloat16 a small share of a small difference would be lost."""
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), as_params(START))
+    state = fg.averaged(AVGM, 0).init(narrow)
+    found = []
+    algorithm = fg.averaged(AVGM, 0)
+    for t in range(30):
+        cohort = POPULATION.sample(KEY, 3, round=t + 1)
+        state, _ = algorithm.round(state, algorithm.hyper, cohort, jax.random.key(t))
+        found.append(as_vector(state.last))
+    assert state.params["w"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(as_vector(state.average), np.mean(found, 0), rtol=2e-3)

@@ -129,6 +129,8 @@ def test_where_it_starts_is_a_start_like_any_other():
         (fg.fed_sgd(loss), 4),
         (fg.fed_adam(loss), 13),
         (fg.fed_avg(loss, fg.local_training({"b": 0.1, "w": 0.2})), 13),
+        (fg.fed_avg(loss, fg.local_training({"b": 0.0, "w": 0.2})), 13),
+        (fg.fed_avg(loss, fg.local_training(0.0)), 13),
     ],
     ids=lambda x: getattr(getattr(x, "round", None), "name", ""),
 )

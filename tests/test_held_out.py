@@ -114,6 +114,34 @@ def test_on_nodes_the_rule_is_applied_where_the_examples_are():
     np.testing.assert_allclose(as_vector(here.params), as_vector(there.params), rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "arrays", [{}, {"x": 1.0}, {"a": np.ones(()), "x": np.ones(3)}, {"x": np.ones(3), "y": [1, 2]}]
+)
+def test_arrays_without_rows_or_with_other_ones_are_no_examples(arrays):
+    arrays = jax.tree.map(np.asarray, arrays, is_leaf=lambda x: isinstance(x, list))
+    with pytest.raises(fg.FederatedError, match="one row for each"):
+        fg.Examples.of(arrays)
+
+
+def test_nothing_of_nothing():
+    examples = fg.Examples({"x": jnp.arange(8)}, jnp.int32(3), jnp.int32(0), 4)
+    train, held = fg.HeldOut().split(examples)
+    assert int(train.count) == int(held.count) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fg.holding_out(fg.fed_avg(loss), 0.2),
+        lambda: fg.GradientCohort(held_out=0.2),
+        lambda: fg.Evaluation({"loss": loss}, POPULATION, held_out=0.2),
+    ],
+)
+def test_a_number_is_not_a_rule(make):
+    with pytest.raises(fg.FederatedError, match=r"held_out=fg.HeldOut\(0.2\)"):
+        make()
+
+
 @pytest.mark.parametrize("fraction", [0, 1, 0.0, 1.0, -0.2, "a fifth"])
 def test_a_fraction_is_between_0_and_1(fraction):
     with pytest.raises(fg.FederatedError, match="give a part between 0 and 1"):

@@ -1,5 +1,9 @@
 """A race inside one training: candidates train as they would alone, and the best one is left."""
 
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +12,7 @@ import pytest
 
 import fedgrad as fg
 from by_hand import CLIENTS, POPULATION, START, as_params, as_vector, loss
+from fedgrad.algorithms.race import RaceState, _Stages
 from fedgrad.federation import InProcess
 from laws import every_executor
 
@@ -152,6 +157,20 @@ def test_a_race_of_races():
     assert result.history.rounds("race.loss.avgm")[-1] == 8
     assert len(result.state.candidates) == 1
     assert np.isfinite(as_vector(result.params)).all()
+    assert sorted(result.history.rounds("race.won.avgm.rate 1")) == [
+        *range(5, 9 if "adam" in result.state.candidates else 17)
+    ]
+
+
+def test_a_race_that_goes_on_in_the_winner_keeps_its_name():
+    family = fg.race({"rate 0": SLOW, "rate 1": AVGM}, {0.75: 1})
+    history = train(fg.race({"avgm": family, "slow": SLOW}, {0.25: 1}), rounds=16).history
+    assert {n.split(".", 2)[2] for n in history if n.startswith("race.rank.")} == {
+        "avgm", "slow", "avgm.rate 0", "avgm.rate 1",
+    }  # fmt: skip
+    assert history.rounds("race.rank.avgm.rate 0").tolist() == [*range(1, 13)]
+    assert history.rounds("race.won.avgm.rate 1").tolist() == [13, 14, 15, 16]
+    assert history.rounds("race.won.avgm").tolist() == [*range(5, 17)]
 
 
 def test_an_average_around_a_race_and_a_race_of_averages():
@@ -246,6 +265,22 @@ def test_a_round_is_compiled_once_for_each_stage():
         (lambda: fg.race({"a": AVGM}, {1.5: 1}), "between 0 and 1"),
         (lambda: fg.race({"a": AVGM}, {0.5: 1.0}), "whole number"),
         (lambda: fg.race({"a": AVGM}, cut={0.5: 1}), "cuts"),
+        (lambda: fg.race([AVGM]), "by name"),
+        (lambda: fg.race({"a": AVGM}, [0.25]), "so many candidates are left"),
+        (lambda: fg.race({"a": AVGM}, {"x": 1}), "between 0 and 1"),
+        (lambda: fg.race({"a": AVGM}, {0.1: {"": 1, "b": 1}, 0.5: 1}), "of the family 'b'"),
+        (lambda: fg.race({"a": AVGM, "b": SLOW}, {0.1: {"a": 1}, 0.5: 1}), "'b' is of none"),
+        (lambda: fg.race({"a": AVGM}, held_out=0.2), r"held_out=fg.HeldOut\(0.2\)"),
+        (lambda: fg.race({"a": AVGM}, incumbent="b"), "no candidate 'b'"),
+        (lambda: fg.race({"a": AVGM}, changes={5: {"a": {}}}), "between 0 and 1"),
+        (lambda: fg.race({"a": AVGM}, changes={0.5: {"b": {}}}), "no candidate 'b'"),
+        (lambda: fg.race({"a": AVGM}, changes={0.5: {"a": {"rate": 1.0}}}), "no hyperparameter"),
+        (
+            lambda: fg.race(
+                {"a": AVGM}, changes={0.5: {"a": {"client.learning_rate": lambda t: 0.1}}}
+            ),
+            "is a schedule",
+        ),
         (lambda: fg.side_by_side(fg.race({"a": AVGM})), "before they race"),
         (lambda: fg.self_tuning(fg.race({"a": AVGM}), "a.server"), "before they race"),
     ],
@@ -259,3 +294,155 @@ def test_rounds_so_few_that_cuts_fall_together():
     result = train(fg.race(MIXED, {0.025: 3, 0.1: 2, 0.25: 1}), rounds=3)
     assert len(result.state.candidates) == 1
     assert jnp.isfinite(result.history["loss"][-1])
+
+
+def test_a_cut_comes_after_rounds_that_tell_something():
+    """The first round judges the model that all begin with."""
+    for rounds in (2, 3, 9):
+        result = train(fg.race({"slow": SLOW, "good": AVGM}), rounds=rounds)
+        until = result.history.rounds("race.rank.slow")[-1]
+        assert until == 2 and next(iter(result.state.candidates)) == "good"
+        np.testing.assert_array_equal(
+            as_vector(result.params), as_vector(result.state.candidates["good"].params)
+        )
+
+
+def test_of_candidates_that_are_equal_the_first_one_leads():
+    result = train(fg.race({"second": SLOW, "a": AVGM}), rounds=1)
+    np.testing.assert_array_equal(
+        as_vector(result.params), as_vector(result.state.candidates["second"].params)
+    )
+
+
+def by_hand(step, start=0.0):
+    """An algorithm of a user's own, with a number of its own in the state, and without a loss."""
+
+    @jax.tree_util.register_dataclass
+    @dataclass(frozen=True)
+    class Own:
+        params: Any
+        number: Any
+
+    @fg.program(cohort=fg.CLIENTS)
+    def round(state, hyper, cohort, key):
+        params = jax.tree.map(lambda x: x + step(state.number), state.params)
+        return Own(params, state.number + fg.mean(jnp.float32(1))), fg.Metrics()
+
+    return fg.Algorithm(lambda params, hyper=None: Own(params, jnp.float32(start)), round, {}, loss)
+
+
+def test_what_diverges_in_the_round_before_a_cut_does_not_win():
+    def falls(t):
+        return jnp.where(t == 2, np.inf, 0.0).astype(float)
+
+    race = fg.race({"falls": by_hand(falls), "worse": by_hand(lambda t: 0.5)}, {0.5: 1})
+    for rounds in (3, 6):  # at the end of training, and at the cut
+        assert np.isfinite(as_vector(train(race, rounds=rounds).params)).all()
+
+
+def test_a_state_may_hold_what_is_not_finite():
+    alone = fg.race({"a": by_hand(lambda t: 0.1, np.inf)})
+    expected = as_vector(as_params(START)) + 0.3
+    np.testing.assert_allclose(as_vector(train(alone, rounds=3).params), expected, rtol=1e-6)
+
+
+def test_without_judges_and_losses_all_are_equal():
+    clients = fg.population([{"x": np.ones((1, 2)), "y": np.ones(1)} for _ in range(3)])
+    race = fg.race({"b": by_hand(lambda t: 0.1), "a": by_hand(lambda t: 0.2)}, {0.5: 1})
+    result = train(race, rounds=4, clients=clients)
+    assert [*result.state.candidates] == ["b"] and (result.history["race.rank.a"] == 0.5).all()
+
+
+def stages(cuts, scores, squares=None, incumbent=None, rounds=5):
+    found = _Stages(cuts, [*scores], incumbent, ())
+    left = cuts[min(cuts)]
+    state = RaceState(dict(scores), scores, squares or {}, 0, 0)
+    return found._best(state, left, rounds)
+
+
+def test_families_may_begin_alike():
+    scores = {"adam 1": 3.0, "adam 2": 4.0, "adamw 1": 1.0, "adamw 2": 2.0}
+    cuts = {0.1: {"adam": 1, "adamw": 1}, 0.5: 1}
+    assert stages(cuts, scores) == ["adam 1", "adamw 1"]
+    assert stages({0.5: {"": 1}}, scores, {n: 100.0 for n in scores}, "adam 1") == ["adam 1"]
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 0.6, 2.0])
+def test_an_incumbent_gives_way_to_what_chance_does_not_explain(shift):
+    ranks = np.random.default_rng(0).normal(size=(6, 2)) + [shift, 0]
+    difference = ranks[:, 0] - ranks[:, 1]
+    error = difference.std(ddof=1) / np.sqrt(6)
+    expected = "other" if difference.mean() > 2 * error else "given"
+    scores = dict(zip(("given", "other"), ranks.sum(0), strict=True))
+    squares = {"other": np.sum(difference**2)}
+    found = stages({0.5: 1}, scores, squares, "given", rounds=6)
+    assert found == [expected]
+
+
+def test_one_round_tells_an_incumbent_nothing_of_chance():
+    assert stages({0.5: 1}, {"given": 1.0, "other": 0.0}, {"other": 1.0}, "given", 1) == ["given"]
+    assert stages({0.5: 1}, {"given": np.inf, "other": 0.0}, {"other": 1.0}, "given", 1) == [
+        "other"
+    ]
+
+
+def test_changes_come_when_they_are_due_and_may_be_nested():
+    values = {"server": {"learning_rate": 0.0}}
+    race = fg.race({"a": AVGM.starting({"server.momentum": 0.0})}, changes={0.5: {"a": values}})
+    seen = []
+    train(race, rounds=6, callbacks=[lambda _, state, __: seen.append(as_vector(state.params))])
+    moved = [not np.array_equal(a, b) for a, b in zip([START, *seen], seen, strict=False)]
+    assert moved == [True] * 3 + [False] * 3
+
+
+def test_the_server_alone_is_looked_at_where_clients_keep_a_state_too(tmp_path):
+    base, seen = fg.scaffold(loss, fg.local_training(0.1, batch_size=10)), []
+
+    def between(state, done, planned):
+        seen.append((type(state).__name__, done, planned))
+        return dataclasses.replace(state)
+
+    result = train(dataclasses.replace(base, between=between), rounds=3, out=tmp_path)
+    assert seen == [("ScaffoldState", t, 3) for t in range(3)]
+    np.testing.assert_array_equal(as_vector(result.params), as_vector(train(base, rounds=3).params))
+
+
+def test_only_entries_of_dicts_may_go(tmp_path):
+    def between(state, done, planned):
+        return dataclasses.replace(state, number=None) if done == 1 else state
+
+    lost = by_hand(lambda t: 0.1 if t is None else 0.2)
+    round = dataclasses.replace(
+        lost.round, fun=lambda state, hyper, cohort, key: (state, fg.Metrics())
+    )
+    lost = dataclasses.replace(lost, between=between, round=round)
+    with pytest.raises(fg.FederatedError, match="only entries of dicts may go"):
+        train(lost, rounds=2, out=tmp_path)
+
+
+def test_an_algorithm_whose_clients_keep_a_state_is_explained():
+    shown = fg.explain(fg.scaffold(loss), as_params(START), POPULATION.everyone, rounds=9)
+    assert [(p.first, p.last) for p in shown.phases] == [(1, 9)] and shown.bytes > 0
+    with pytest.raises(fg.FederatedError, match="'rounds'"):
+        fg.explain(AVGM, as_params(START), POPULATION.everyone)
+    with pytest.raises(fg.FederatedError, match="leave out argnums"):
+        fg.explain(AVGM, as_params(START), POPULATION.everyone, rounds=9, has_aux=True)
+
+
+def test_what_is_learned_from_further_clients_is_not_of_examples_that_judge():
+    """Labels of held-out examples change who is judged how, and nothing that is trained."""
+    clients = [dict(c) for c in CLIENTS]
+    for client in clients:
+        places = {"x": np.arange(len(client["y"]))}
+        held = RULE.split(fg.Examples.of(places))[1]
+        rows, mask = held.batch(0, len(client["y"]))
+        client["y"] = client["y"].copy()
+        client["y"][np.asarray(rows["x"])[np.asarray(mask)]] *= -1
+    tuned = fg.self_tuning(AVGM, "server.learning_rate")
+    for algorithm in (fg.race({"a": tuned, "b": SLOW}, {1.0: 1}), fg.holding_out(tuned)):
+        states = [
+            train(algorithm, rounds=3, clients=population).state
+            for population in (POPULATION, fg.population(clients))
+        ]
+        tuned_ones = [s.candidates["a"] if hasattr(s, "candidates") else s for s in states]
+        jax.tree.map(np.testing.assert_array_equal, *tuned_ones)

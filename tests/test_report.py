@@ -405,6 +405,65 @@ def test_runs_of_different_length_are_compared_where_both_are(tmp_path):
     assert "Test loss, round 8" in text
 
 
+def write_race(folder, rounds, winner=None):
+    """Seven candidates to round 4, of which three are left, and one after round 12."""
+    folder.mkdir(exist_ok=True)
+    lines = []
+    for r in range(1, rounds + 1):
+        live = "abcdefg" if r <= 4 else "bcd" if r <= 12 else ""
+        row = {"round": r, "loss": 1 / r} | ({} if live else {f"race.won.{winner}": 1.0})
+        for i, n in enumerate(live):
+            # The first half of a stage does not count.
+            row[f"race.rank.{n}"] = i + (10 if r in (1, 2) else 0)
+            row[f"race.loss.{n}"] = "nan" if n == "g" and r > 2 else (i + 1) / r
+        lines.append(json.dumps(row) + "\n")
+    (folder / "history.jsonl").write_text("".join(lines))
+    (folder / "config.json").write_text(json.dumps({"rounds": rounds}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "rounds, then",
+    [
+        (20, ["goes on alone", "dropped: those that stayed had 1.00"]),
+        (9, ["leads", "is still in it"]),
+    ],
+    ids=["over", "going on"],
+)
+def test_a_race_shows_who_was_dropped_and_why(tmp_path, rounds, then):
+    """The winner is not who had the best rank: it was there first, and chance may explain it."""
+    text, _ = report_of(write_race(tmp_path, rounds, "c"))
+    page = Found(text)
+    assert "Race" in [e[2] for e in page.all("h2")]
+    section = text[text.index('id="race"') :]
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", section[: section.index("</section>")], re.S)[1:]
+    cells = [[re.sub("<[^>]*>", "", c) for c in re.findall(r"<t[hd].*?</t[hd]>", r)] for r in rows]
+    found = {name: (until, rank, words) for name, until, _, rank, words in cells}
+    last = str(min(rounds, 12))
+    first, *others = ("c", "b", "d") if rounds == 20 else ("b", "c", "d")
+    assert [*found] == [first, *others, "a", "e", "f", "g"]
+    ranks = {"b": "0.00", "c": "1.00", "d": "2.00"}
+    assert found[first] == (last, ranks[first], then[0])
+    assert all(found[n] == (last, ranks[n], then[1]) for n in others)
+    # What those had that stayed is of the stage in which the others were dropped.
+    assert found["a"] == ("4", "0.00", "dropped: those that stayed had 1.00 to 3.00")
+    assert found["g"] == ("4", "6.00", "dropped: diverged")
+
+
+def test_a_race_in_a_race_is_shown_apart(tmp_path):
+    rows = [
+        {f"race.{kind}.{n}": float(i) for kind in ("rank", "loss") for i, n in enumerate(names)}
+        for names in (("x", "y", "x.s", "x.t"), ("x", "y"))
+    ]
+    rows[1]["race.won.x.s"] = 1.0
+    lines = [json.dumps({"round": r, "loss": 1.0} | row) + "\n" for r, row in enumerate(rows, 1)]
+    (tmp_path / "history.jsonl").write_text("".join(lines))
+    (tmp_path / "config.json").write_text(json.dumps({"rounds": 2}))
+    text, _ = report_of(tmp_path)
+    assert "Inside of x" in [e[2] for e in Found(text).all("h3")]
+    assert text.count("goes on alone") == 1 and text.count("leads") == 1
+
+
 def test_a_run_that_diverges(tmp_path):
     losses = {"learned": LOSS["learned"], "fixed": [3.0, 9e9] + ["NaN"] * (ROUNDS - 2)}
     text, found = report_of(write_run(tmp_path / "run", losses))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.core.errors import ArgumentError, known_arguments
+from fedgrad.core.primitives import accumulator
 from fedgrad.core.types import Hyper, Params, State
 
 POWER = 7.0
@@ -21,13 +22,13 @@ class AveragedState:
     """The state of the algorithm, and the average of its models."""
 
     inner: Any
-    average: Params
+    average: Params  # in nothing narrower than float32, in which small steps would be lost
     rounds: jax.Array
 
     @property
     def params(self) -> Params:
         """The averaged model."""
-        return self.average
+        return jax.tree.map(lambda a, x: a.astype(x.dtype), self.average, self.last)
 
     @property
     def last(self) -> Params:
@@ -44,12 +45,17 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
     all rounds, however many these will be (polynomial averaging; Shamir and Zhang 2013). A power of
     0 is the mean of all. Averaging is the server's: nothing more is sent.
     """
-    if not isinstance(power, int | float) or not (0 <= power < math.inf):
+    if not isinstance(algorithm, Algorithm):
+        raise ArgumentError.here(
+            f"averaged: {algorithm!r} is no algorithm. Give one, such as fg.fed_avg(loss)."
+        )
+    if not isinstance(power, int | float) or isinstance(power, bool) or not (0 <= power < math.inf):
         raise ArgumentError.here(f"averaged(power={power!r}): give a number of at least 0.")
 
     def init(params: Params, hyper: Hyper | None = None) -> AveragedState:
         inner = algorithm.init(params, hyper)
-        return AveragedState(inner, inner.params, jnp.int32(0))
+        wide = jax.tree.map(lambda x: x.astype(accumulator(x)), last_of(inner))
+        return AveragedState(inner, wide, jnp.int32(0))
 
     def round(state: AveragedState, hyper: Hyper, *args: Any, **more: Any) -> Any:
         inner, *rest = algorithm.round(state.inner, hyper, *args, **more)
@@ -57,7 +63,7 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
         share = (power + 1) / (state.rounds.astype(jnp.result_type(float)) + power + 1)
 
         def moved(old: jax.Array, new: jax.Array) -> jax.Array:
-            return old + share.astype(old.dtype) * (new - old)
+            return old + share.astype(old.dtype) * (new.astype(old.dtype) - old)
 
         average = jax.tree.map(moved, state.average, last_of(inner))
         return AveragedState(inner, average, state.rounds + 1), *rest

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms.objective import Loss, client_loss
 from fedgrad.clients.examples import Examples
-from fedgrad.clients.held_out import HeldOut
+from fedgrad.clients.held_out import HeldOut, require_rule
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.graph import CLIENTS, Placement
@@ -51,6 +51,8 @@ class GradientCohort:
                 f'gradient_from= takes "fresh", "same" or a population, got {self.clients!r}.'
             )
         require_whole("batch_size", self.batch_size)
+        if self.held_out is not None:
+            require_rule("fg.GradientCohort", self.held_out)
 
     @property
     def placement(self) -> Placement:

@@ -6,16 +6,21 @@ from typing import Any
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.clients.examples import Examples
-from fedgrad.clients.held_out import A_FIFTH, HeldOut
-from fedgrad.core.types import Hyper, State
+from fedgrad.clients.held_out import A_FIFTH, HeldOut, require_rule
 
 
 def holding_out(algorithm: Algorithm, held_out: HeldOut = A_FIFTH) -> Algorithm:
     """The algorithm, trained without the held-out examples of each client, so that they can judge
-    the model: `fg.Evaluation(..., held_out=)`, `fg.GradientCohort(held_out=)`."""
+    the model: `fg.Evaluation(..., held_out=)`, `fg.GradientCohort(held_out=)`. Nor are they in
+    further cohorts that it draws from the same clients, to learn hyperparameters from."""
+    require_rule("fg.holding_out", held_out)
 
-    def round(state: State, hyper: Hyper, cohort: Any, *args: Any, **more: Any) -> Any:
-        train, _ = held_out.split(Examples.of(cohort))
-        return algorithm.round(state, hyper, train, *args, **more)
+    cohort = [*algorithm.round.signature.parameters][2]  # after the state and the hyperparameters
+    drawn = [cohort, *(name for name, clients in algorithm.cohorts.items() if clients is None)]
+
+    def round(*args: Any, **more: Any) -> Any:
+        given = algorithm.round.bind(args, more)
+        given |= {name: held_out.split(Examples.of(given[name]))[0] for name in drawn}
+        return algorithm.round.by_name(given)
 
     return replace(algorithm, round=wrapped(algorithm.round, round, "holding_out"))

@@ -5,6 +5,7 @@ follows its hypergradient. What won that goes on as any other. The recipe was ch
 Synthetic(1, 1) and then tested on other tasks: docs/no-tuning.md.
 """
 
+import functools
 import itertools
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,6 +182,12 @@ def _rates(hyper: Hyper, branch: str) -> list[str]:
 
 
 def _scaled(rates: dict[str, jax.Array], rate: float) -> dict[str, jax.Array]:
-    """Another rate; of several, all by one factor, so that the first one has it."""
-    first = next(iter(rates.values()))
-    return {n: jnp.asarray(rate * (value / first), value.dtype) for n, value in rates.items()}
+    """Another rate; of several, all by one factor, so that the largest one has it. If all are 0,
+    each has it."""
+    values = {name: jnp.asarray(value) for name, value in rates.items()}
+    largest = functools.reduce(jnp.maximum, map(jnp.max, values.values()))
+    still = largest == 0
+    return {
+        n: jnp.where(still, rate, rate * (v / jnp.where(still, 1, largest))).astype(v.dtype)
+        for n, v in values.items()
+    }

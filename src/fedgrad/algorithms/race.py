@@ -8,7 +8,7 @@ up together. When one is left, a round is a round of that one and nothing else.
 import builtins
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.objective import Loss, client_loss
 from fedgrad.algorithms.safeguards import choose, finite
 from fedgrad.clients.examples import Examples
-from fedgrad.clients.held_out import A_FIFTH, HeldOut
+from fedgrad.clients.held_out import A_FIFTH, HeldOut, require_rule
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
 from fedgrad.core.graph import CLIENTS
@@ -34,6 +34,10 @@ from fedgrad.core.types import Hyper, Key, Params, State
 # candidate at a time, and loses no speed.
 TOGETHER = 2**20
 CHANCE = 2.0  # standard errors that chance may explain
+CUTS = (
+    "after a part of all rounds so many candidates are left, such as {0.1: 3, 0.25: 1}; or so many "
+    'of each family, {0.1: {"adam": 2, "avgm": 1}, 0.25: 1}'
+)
 
 
 @jax.tree_util.register_dataclass
@@ -107,19 +111,13 @@ def race(
     `fg.fit` tells it how many rounds there are; extended, a run goes on with the winner. By hand,
     call `state = race.between(state, rounds_done, rounds)` before every round.
     """
-    candidates, changes = dict(candidates), dict(sorted((changes or {}).items()))
-    _check(candidates)
-    named = [n for change in changes.values() for n in change]
-    for name in (*named, *filter(None, [incumbent])):
-        if name not in candidates:
-            message = f"fg.race: there is no candidate {name!r}."
-            raise ArgumentError.here(message, name, candidates)
-    for change in changes.values():  # an error, if there is no such hyperparameter
-        for name, values in change.items():
-            names_of.replace(candidates[name].hyper, values)
-    stages = _Stages(
-        {0.25: 1} if cuts is None else dict(cuts), [*candidates], incumbent, tuple(changes)
-    )
+    candidates = _checked(candidates)
+    changes = _changes(changes or {}, candidates)
+    if incumbent is not None:
+        _require_known(incumbent, candidates)
+    stages = _Stages({0.25: 1} if cuts is None else cuts, [*candidates], incumbent, tuple(changes))
+    if held_out is not None:
+        require_rule("fg.race", held_out)
     require_whole("batch_size", batch_size)
     loss = next(iter(candidates.values())).loss
     cohorts = _cohorts(candidates.values())
@@ -154,11 +152,22 @@ def race(
             (name,) = live
             old = state.candidates[name]
             new, metrics = step(name, old, hyper[name], cohort, key, further)
-            new = choose(finite(new), new, old)  # nobody is left to go on with instead
-            return replace(state, candidates={name: new}), _named(name, metrics)
+            # Nobody is left to go on with instead.
+            new = choose(_stays_finite(old, new), new, old)
+            metrics = _named(name, metrics)
+            won = {f"race.won.{name}": jnp.float32(1)}
+            extra = {**metrics.extra, **won}
+            return replace(state, candidates={name: new}), replace(metrics, extra=extra)
         train, judges = cohort, Examples.of(cohort)
         if held_out is not None:
             train, judges = held_out.split(judges)
+            # What is learned from further clients of the same population is not learned from
+            # examples that judge in another round.
+            further |= {
+                name: held_out.split(Examples.of(further[name]))[0]
+                for name, clients in cohorts.items()
+                if clients is None
+            }
 
         def play(name: str, one: State, its: Hyper) -> tuple[State, Metrics, jax.Array]:
             """The next state, and each client's own loss of the model before."""
@@ -182,25 +191,31 @@ def race(
         ranks = mean(_ranks(own), weights=judged)
         seen = [played[n][1].loss for n in live]
         trained = None
+        # Where nobody has an example to spare, what they train on has to do; if that is not known
+        # either, all are equal.
+        anybody, instead = sum(judged) > 0, jnp.zeros(len(live), jnp.float32)
         if all(value is not None for value in seen):
             trained = jnp.stack([jnp.asarray(value, jnp.float32) for value in seen])
-            # Where nobody has an example to spare, what they train on has to do.
-            anybody = sum(judged) > 0
-            losses = jnp.where(anybody, losses, trained)
-            ranks = jnp.where(anybody, ranks, _ranks(trained))
-        scores = {n: state.scores[n] + ranks[i] for i, n in enumerate(live)}
+            losses, instead = jnp.where(anybody, losses, trained), trained
+        ranks = jnp.where(anybody, ranks, _ranks(instead))
+        # A model that has just diverged is judged in the next round, which may be after the cut.
+        alive = {n: finite((played[n][0].params, last_of(played[n][0]))) for n in live}
+        scores = {
+            n: jnp.where(alive[n], state.scores[n] + ranks[i], jnp.inf) for i, n in enumerate(live)
+        }
         place = {n: i for i, n in enumerate(live)}
         squares = {
             n: square + (ranks[place[str(incumbent)]] - ranks[place[n]]) ** 2
             for n, square in state.squares.items()
         }
-        leader = jnp.argmin(jnp.stack([scores[n] for n in live])).astype(jnp.int32)
+        order = [n for n in candidates if n in place]  # of two that are equal, the first one leads
+        best = jnp.argmin(jnp.stack([scores[n] for n in order]))
+        leader = jnp.array([place[n] for n in order], jnp.int32)[best]
         shown = {f"race.loss.{n}": losses[i] for i, n in enumerate(live)}
         shown |= {f"race.rank.{n}": ranks[i] for i, n in enumerate(live)}
         for n in live:  # of races in the race
-            for inner, value in played[n][1].extra.items():
-                kind, _, rest = inner.removeprefix("race.").partition(".")
-                shown |= {f"race.{kind}.{n}.{rest}": value} if inner.startswith("race.") else {}
+            inside = _inside(n, played[n][1].extra)
+            shown |= {key: value for key, value in inside.items() if key.startswith("race.")}
         trained_ones = {n: played[n][0] for n in live}
         new = RaceState(trained_ones, scores, squares, leader, state.changed)
         # Of this training, what the leader's clients saw is the loss.
@@ -233,27 +248,31 @@ def race(
 class _Stages:
     """When candidates are judged, and how many are left."""
 
-    cuts: dict[float, int | Mapping[str, int]]
+    cuts: Mapping[float, int | Mapping[str, int]]
     order: list[str]  # of the candidates: of two that are equal, the first one stays
     incumbent: str | None
     changes: tuple[float, ...]  # after which parts of all rounds hyperparameters change
 
     def __post_init__(self) -> None:
-        counts = [len(self.order)]
-        for part in sorted(self.cuts):
-            left = self.cuts[part]
+        if not isinstance(self.cuts, Mapping):
+            raise ArgumentError.here(f"cuts={self.cuts!r}: {CUTS}.")
+        counts = []
+        for part, left in sorted(self.cuts.items(), key=lambda cut: str(cut[0])):
+            _require_part("cuts", part)
             families = left if isinstance(left, Mapping) else {"": left}
-            for count in families.values():
+            for family, count in families.items():
                 require_whole("cuts", count)
+                if not any(map(_family(families, family), self.order)):
+                    raise ArgumentError.here(
+                        f"cuts={self.cuts}: no candidate is of the family {family!r}; their names "
+                        f"begin with it. There are {', '.join(self.order)}."
+                    )
             lost = [n for n in self.order if not any(map(n.startswith, families))]
-            if not 0 < part <= 1 or lost:
-                raise ArgumentError.here(
-                    f"cuts={self.cuts}: after a part of all rounds between 0 and 1 so many "
-                    "candidates are left, such as {0.1: 3, 0.25: 1}; or so many of each family. "
-                    + (f"{lost[0]!r} is of none." if lost else f"Got {part!r}.")
-                )
-            counts.append(builtins.sum(families.values()))
-        if counts[-1] != 1 or counts[1:] != sorted(counts[1:], reverse=True):
+            if lost:
+                raise ArgumentError.here(f"cuts={self.cuts}: {CUTS}. {lost[0]!r} is of none.")
+            counts.append((part, builtins.sum(families.values())))
+        left_over = [count for _, count in sorted(counts)]
+        if not counts or left_over[-1] != 1 or left_over != sorted(left_over, reverse=True):
             raise ArgumentError.here(
                 f"cuts={self.cuts}: fewer and fewer candidates are left, at last 1: "
                 "{0.1: 3, 0.25: 1}."
@@ -263,7 +282,8 @@ class _Stages:
         """After which round how many are left."""
         found: dict[int, int | Mapping[str, int]] = {}
         for part in sorted(self.cuts):
-            found[after(part, planned)] = self.cuts[part]
+            # The first round judges the model that all begin with, which tells nothing.
+            found[max(2, after(part, planned))] = self.cuts[part]
         return found
 
     def between(self, state: RaceState, done: int, planned: int) -> RaceState:
@@ -290,20 +310,20 @@ class _Stages:
         scores = {n: float(np.asarray(state.scores[n])) for n in self.order if n in state.scores}
         ranked = sorted(scores, key=lambda n: scores[n])
         if isinstance(left, Mapping):
-            best = [
-                n
-                for f, count in left.items()
-                for n in [m for m in ranked if m.startswith(f)][:count]
-            ]
-            return best if self.incumbent in (None, *best) else [*best, str(self.incumbent)]
-        best = ranked[:left]
+            each = {f: filter(_family(left, f), ranked) for f in left}
+            best = [n for f, count in left.items() for n in [*each[f]][:count]]
+        else:
+            best = ranked[:left]
         if self.incumbent is None or self.incumbent in best:
             return best
-        if left > 1:
-            return [*best[:-1], self.incumbent]
+        if len(best) > 1:  # of so many without families it is one
+            return [*(best if isinstance(left, Mapping) else best[:-1]), self.incumbent]
         ahead = (scores[self.incumbent] - scores[best[0]]) / rounds
+        if math.isinf(ahead):  # it has diverged
+            return best
         spread = float(np.asarray(state.squares[best[0]])) / rounds - ahead**2
-        error = math.sqrt(max(spread, 0) / max(rounds - 1, 1))
+        # One round tells nothing of chance.
+        error = math.sqrt(max(spread, 0) / (rounds - 1)) if rounds > 1 else math.inf
         return best if ahead > CHANCE * error else [self.incumbent]
 
 
@@ -322,8 +342,54 @@ def after(part: float, planned: int) -> int:
     return max(1, round(part * planned))
 
 
-def _check(candidates: dict[str, Algorithm]) -> None:
-    if not candidates:
+def _family(families: Iterable[str], family: str) -> Callable[[str], bool]:
+    """Whether a candidate is of this family: its name begins so, and with no longer one's name."""
+
+    def of(name: str) -> bool:
+        found = [f for f in families if name.startswith(f)]
+        return bool(found) and max(found, key=len) == family
+
+    return of
+
+
+def _require_part(what: str, part: Any) -> None:
+    if not isinstance(part, int | float) or isinstance(part, bool) or not 0 < part <= 1:
+        raise ArgumentError.here(
+            f"fg.race({what}=): something is to happen after {part!r} of all rounds. Give a part "
+            "between 0 and 1, such as 0.25."
+        )
+
+
+def _require_known(name: str, candidates: Mapping[str, Any]) -> None:
+    if name not in candidates:
+        message = f"fg.race: there is no candidate {name!r}."
+        raise ArgumentError.here(message, name, candidates)
+
+
+def _changes(
+    given: Mapping[float, Mapping[str, Mapping[str, Any]]], candidates: Mapping[str, Algorithm]
+) -> dict[float, dict[str, dict[str, Any]]]:
+    """Changes of hyperparameters by dotted name, the first one first; checked."""
+    found: dict[float, dict[str, dict[str, Any]]] = {}
+    for part, change in given.items():
+        _require_part("changes", part)
+        found[part] = {}
+        for name, values in change.items():
+            _require_known(name, candidates)
+            hyper = candidates[name].hyper
+            names_of.replace(hyper, values)  # an error, if there is no such hyperparameter
+            found[part][name] = new = names_of.paths(values)
+            scheduled = [n for n in new if callable(new[n]) or n in names_of.schedules(hyper)]
+            if scheduled:
+                raise ArgumentError.here(
+                    f"fg.race(changes=): {scheduled[0]!r} of {name!r} is a schedule. Let the "
+                    "schedule change it, or give numbers."
+                )
+    return dict(sorted(found.items()))
+
+
+def _checked(candidates: Mapping[str, Algorithm]) -> dict[str, Algorithm]:
+    if not candidates or not isinstance(candidates, Mapping):
         raise ArgumentError.here('fg.race takes algorithms by name: {"fast": ..., "slow": ...}.')
     first = next(iter(candidates.values()))
     for name, one in candidates.items():
@@ -343,6 +409,7 @@ def _check(candidates: dict[str, Algorithm]) -> None:
                 "that they cannot be compared. Give all the same function."
             )
         one.require_stateless_clients("a race")
+    return dict(candidates)
 
 
 def _cohorts(candidates: Iterable[Algorithm]) -> dict[str, Population | None]:
@@ -392,10 +459,30 @@ def _ranks(losses: jax.Array) -> jax.Array:
     return better.astype(jnp.float32) + equal.astype(jnp.float32) / 2
 
 
+def _stays_finite(old: Any, new: Any) -> jax.Array:
+    """Whether all numbers that were finite are. A state may hold others from the beginning on."""
+    floats = [
+        jnp.all(jnp.isfinite(b) | ~jnp.isfinite(a))
+        for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+        if jnp.issubdtype(jnp.result_type(b), jnp.inexact)
+    ]
+    return jnp.all(jnp.array(floats or [True]))
+
+
+def _inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """A candidate's own metrics; those of a race in the race have its name before theirs."""
+    found: dict[str, Any] = {}
+    for key, value in extra.items():
+        race, kind, rest = (*key.split(".", 2), "", "")[:3]
+        found[f"race.{kind}.{name}.{rest}" if race == "race" and rest else key] = value
+    return found
+
+
 def _named(name: str, metrics: Metrics) -> Metrics:
     """The metrics of the winner, whose hyperparameters have its name before theirs."""
     return replace(
         metrics,
+        extra=_inside(name, metrics.extra),
         hyper={f"{name}.{n}": value for n, value in metrics.hyper.items()},
         hypergradient={f"{name}.{n}": value for n, value in metrics.hypergradient.items()},
     )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedgrad.clients.padding import padded
 from fedgrad.clients.shuffle import permuted
+from fedgrad.core.errors import ArgumentError
 from fedgrad.core.types import Batch, Key
 
 Carry = TypeVar("Carry")
@@ -48,7 +49,13 @@ class Examples:
         """A client's own arrays (leaves with one row per example) as examples; examples stay."""
         if isinstance(arrays, cls):
             return arrays
-        count = jax.tree.leaves(arrays)[0].shape[0]
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(arrays)]
+        if len({shape[:1] for shape in shapes} - {()}) != 1 or () in shapes:
+            raise ArgumentError.here(
+                f"A client's examples are arrays with one row for each, got shapes {shapes}. Give "
+                "all leaves the same number of rows."
+            )
+        count = shapes[0][0]
         store = jax.tree.map(lambda x: padded([jnp.asarray(x)], 2 * count), arrays)
         return cls(store, jnp.int32(0), jnp.int32(count), count)
 

@@ -43,7 +43,8 @@ class HeldOut:
             return examples, self._held(examples, part.all, examples.count)
         count = examples.count
         nearest = jnp.floor(count.astype(jnp.float32) * self.fraction + 0.5).astype(count.dtype)
-        left = count - jnp.minimum(nearest, count - 1)
+        # A node may have no examples at all.
+        left = count - jnp.clip(nearest, 0, jnp.maximum(count - 1, 0))
         train = replace(examples, count=left, part=self._part(count, jnp.zeros_like(count), False))
         return train, self._held(examples, count, left)
 
@@ -57,3 +58,12 @@ class HeldOut:
 
 
 A_FIFTH = HeldOut()
+
+
+def require_rule(what: str, given: object) -> None:
+    """Refuse what is not such a rule."""
+    if not isinstance(given, HeldOut):
+        raise ArgumentError.here(
+            f"{what}: held_out={given!r} does not say which examples. Write "
+            f"held_out=fg.HeldOut({given if isinstance(given, float) else 0.2})."
+        )

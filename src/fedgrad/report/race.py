@@ -1,6 +1,7 @@
 """The race of a run: who took part, who was dropped, when and why."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,19 +13,48 @@ from fedgrad.show.charts import Chart, Curve
 from fedgrad.show.markup import Content, element
 from fedgrad.show.numbers import number
 
-LOSS, RANK = "race.loss.", "race.rank."
+LOSS, RANK, WON = "race.loss.", "race.rank.", "race.won."
 COLOURS = ("p0", "p1", "p2", "p3", "p4")
+ABOUT = (
+    "Candidates are trained in the same rounds by the same clients. Each client ranks their models "
+    "by the loss on examples that are held out (0 is the best); those with the best mean rank in "
+    "the second half of a stage go on, of each family where there are families."
+)
 
 
 @dataclass(frozen=True)
-class Runner:
-    """A candidate: its curves, and the numbers that decided."""
+class Race:
+    """The candidates of one race by name, their losses and ranks, and who is left alone."""
 
-    name: str
-    loss: Series
-    until: int  # the last round that it raced in
-    mean_loss: float  # of the rounds that counted
-    mean_rank: float
+    losses: Mapping[str, Series]
+    ranks: Mapping[str, Series]
+    winner: str | None  # None: it is not over
+
+    def until(self, name: str) -> int:
+        """The last round that a candidate raced in."""
+        return int(self.ranks[name].rounds[-1])
+
+    def mean(self, name: str, of: Mapping[str, Series], end: int) -> float:
+        """The mean over those rounds that counted in the stage that ended then."""
+        begin = max((e for e in map(self.until, self.ranks) if e < end), default=0)
+        over = self.winner is not None or end < max(map(self.until, self.ranks))
+        after = (begin + end) // 2 if over else begin
+        series = of[name]
+        values = series.values[(series.rounds > after) & (series.rounds <= end)]
+        return float(np.mean(values)) if len(values) else math.nan
+
+    def stays(self, name: str, end: int) -> bool:
+        """Whether a candidate was left after that round."""
+        return self.until(name) > end or name == self.winner
+
+    def order(self) -> list[str]:
+        """The candidates: the winner, then those that stayed longest, then by rank."""
+
+        def place(name: str) -> tuple[bool, int, float]:
+            end = self.until(name)
+            return name != self.winner, -end, self.mean(name, self.ranks, end)
+
+        return sorted(self.ranks, key=place)
 
 
 def has_race(run: Run) -> bool:
@@ -33,61 +63,69 @@ def has_race(run: Run) -> bool:
 
 
 def race(run: Run) -> list[Content]:
-    """A chart of the candidates' losses, which end where they were dropped, and a table."""
-    runners = _runners(run)
-    ends = sorted({one.until for one in runners})
+    """A chart of the candidates' losses, which end where they were dropped, and a table; also of
+    races among the candidates of one name."""
+    races = _races(run)
+    return [
+        element("p", ABOUT, class_="note"),
+        [
+            [element("h3", f"Inside of {name}") if name else None, *_shown(races[name])]
+            for name in sorted(races)
+        ],
+    ]
+
+
+def _shown(race: Race) -> list[Content]:
+    names = race.order()
     curves = [
         Curve(
-            one.name,
-            one.loss.rounds,
-            one.loss.values,
+            name,
+            race.losses[name].rounds,
+            race.losses[name].values,
             COLOURS[i] if i < len(COLOURS) else "line",
             "line" if i < len(COLOURS) else "thin",
         )
-        for i, one in enumerate(runners)
+        for i, name in enumerate(names)
     ]
-    about = (
-        "Candidates are trained in the same rounds by the same clients. Each client ranks their "
-        "models by the loss on examples that none of them trains on (0 is the best); those with "
-        "the best mean rank in the second half of a stage go on."
-    )
-    best = {end: min(o.mean_rank for o in runners if o.until >= end) for end in ends}
-    rows = [
-        (
-            one.name,
-            f"{one.until:,}",
-            number(one.mean_loss),
-            f"{one.mean_rank:.2f}",
-            "goes on alone"
-            if i == 0
-            else "dropped: diverged"
-            if not math.isfinite(one.mean_loss)
-            else f"dropped: the best had {best[one.until]:.2f}",
-        )
-        for i, one in enumerate(runners)
-    ]
-    shown = Chart("Loss on held-out examples", curves, "round", note="of the received models")
-    return [
-        element("p", about, class_="note"),
-        element("div", html(shown), class_="charts"),
-        table(("candidate", "raced until round", "loss", "mean rank", "and then"), rows),
-    ]
+    rows = []
+    for name in names:
+        end = race.until(name)
+        loss, rank = (race.mean(name, of, end) for of in (race.losses, race.ranks))
+        then = _then(race, name, loss, name == names[0])
+        rows.append((name, f"{end:,}", number(loss), f"{rank:.2f}", then))
+    chart = Chart("Loss on held-out examples", curves, "round", note="of the received models")
+    columns = ("candidate", "until round", "loss", "mean rank", "and then")
+    return [element("div", html(chart), class_="charts"), table(columns, rows)]
 
 
-def _runners(run: Run) -> list[Runner]:
-    """The candidates, those that stayed longest first, then by rank."""
+def _then(race: Race, name: str, loss: float, first: bool) -> str:
+    """What became of a candidate, and why."""
+    end = race.until(name)
+    if name == race.winner:
+        return "goes on alone"
+    stayed = [race.mean(n, race.ranks, end) for n in race.ranks if race.stays(n, end)]
+    if not stayed:  # nobody was dropped then: it is still going on
+        return "leads" if first else "is still in it"
+    if not math.isfinite(loss):
+        return "dropped: diverged"
+    words = sorted({f"{rank:.2f}" for rank in (min(stayed), max(stayed))}, key=float)
+    return f"dropped: those that stayed had {' to '.join(words)}"
+
+
+def _races(run: Run) -> dict[str, Race]:
+    """The races of a run: that of all, called "", and those inside of a candidate, by its name."""
     curves = run.curves[run.main]
-    ranks = {n.removeprefix(RANK): s for n, s in curves.items() if n.startswith(RANK)}
-    ends = sorted({int(s.rounds[-1]) for s in ranks.values()})
-    found = []
-    for name, rank in ranks.items():
-        end = int(rank.rounds[-1])
-        begin = max((e for e in ends if e < end), default=0)
-        loss = curves[LOSS + name]
+    found: dict[str, Race] = {}
+    for group in sorted(
+        {n.removeprefix(RANK).rpartition(".")[0] for n in curves if n.startswith(RANK)}
+    ):
+        prefix = f"{group}." if group else ""
 
-        def counted(series: Series, after: int = (begin + end) // 2) -> float:
-            values = series.values[series.rounds > after]
-            return float(np.mean(values)) if len(values) else math.nan
+        def under(kind: str, start: str = prefix) -> dict[str, Series]:
+            names = [n for n in curves if n.startswith(kind + start)]
+            short = {n.removeprefix(kind + start): curves[n] for n in names}
+            return {n: series for n, series in short.items() if "." not in n}
 
-        found.append(Runner(name, loss, end, counted(loss), counted(rank)))
-    return sorted(found, key=lambda one: (-one.until, one.mean_rank))
+        winner = next(iter(under(WON)), None)
+        found[group] = Race(under(LOSS), under(RANK), winner)
+    return found

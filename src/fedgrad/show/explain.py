@@ -122,6 +122,11 @@ def explain(
     `fg.explain(algorithm, params, cohort, rounds=200)`.
     """
     if isinstance(program, Algorithm):
+        if (argnums, cost, has_aux) != (0, None, False):
+            raise ArgumentError.here(
+                "fg.explain of an algorithm is of its training, which is not differentiated: leave "
+                "out argnums, cost and has_aux. For a derivative, explain algorithm.round."
+            )
         return phases(program, *args, **kwargs)
     cost = cost or CostModel()
     primal = plan(program, *args, **kwargs)

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.core.errors import require_whole
+from fedgrad.core.errors import known_arguments, require_whole
 from fedgrad.core.types import Params
 from fedgrad.plan.plan import Plan, plan
 from fedgrad.show.numbers import count, memory
@@ -90,6 +91,7 @@ class Phases:
         )
 
 
+@known_arguments()
 def phases(algorithm: Algorithm, params: Params, cohort: Any, rounds: int) -> Phases:
     """The phases of so many rounds with cohorts like this one. Nothing is trained: where a race
     drops candidates, those stay that were named first."""
@@ -104,6 +106,10 @@ def phases(algorithm: Algorithm, params: Params, cohort: Any, rounds: int) -> Ph
             begins.append((round, state))
     ends = [*(first - 1 for first, _ in begins[1:]), rounds]
     more = dict.fromkeys(algorithm.cohorts, cohort)
+    if algorithm.client_init is not None:
+        one = algorithm.client_init(state.params, clients := len(cohort))
+        each = jax.tree.map(lambda x: jnp.broadcast_to(x, (clients, *jnp.shape(x))), one)
+        more["client_state"] = each
     return Phases(
         algorithm.round.name,
         tuple(

@@ -41,7 +41,7 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint; the last one becomes the previous one."""
     found, expected = list(leaves(checkpoint.state)), list(checkpoint.config["state"])
-    if not set(found) <= set(expected):
+    if not set(found) <= set(expected) or any("[" not in n for n in set(expected) - set(found)):
         raise RunFolderError.here(
             "The state cannot be kept: its first one has other leaves than the one after round "
             f"{checkpoint.round}: {sorted(set(found) ^ set(expected))}. Let `init` and `round` "
@@ -77,7 +77,14 @@ def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | No
             "call fg.fit as it was called then. For a new one choose another out=, or give "
             "resume=False to write over it."
         )
-    template = _left(template, {kind["name"] for kind in description["state"]})
+    kept = [kind["name"] for kind in description["state"]]
+    template = _left(template, set(kept))
+    if list(leaves(template)) != kept:
+        raise RunFolderError.here(
+            f"{path} holds a state that cannot be put together again: its leaves are {kept}, those "
+            f"of this algorithm {list(leaves(template))}. Let `between` only take entries out of "
+            "dicts."
+        )
     first, structure = jax.tree.flatten(template)
     state = [
         _decode(arrays[f"state/{i}"], kind, first[i]) for i, kind in enumerate(description["state"])

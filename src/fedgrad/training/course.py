@@ -1,7 +1,7 @@
 """The course of training: whom each round asks, and where it computes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -128,8 +128,11 @@ class Course:
         """The state that this round begins with."""
         if self.algorithm.between is None:
             return state
-        found = self.algorithm.between(state, round - 1, planned)
-        return state if found is state else self.placed(found)
+        server = state if self.algorithm.client_init is None else state.server
+        found = self.algorithm.between(server, round - 1, planned)
+        if found is server:
+            return state
+        return self.placed(found if server is state else replace(state, server=found))
 
     def arguments(self, state: State, hyper: Hyper, drawn: Draw) -> tuple[tuple[Any, ...], Any]:
         """What a round is called with, by position and by name."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedgrad.algorithms.objective import per_example, takes_key
 from fedgrad.clients.examples import Examples
-from fedgrad.clients.held_out import HeldOut
+from fedgrad.clients.held_out import HeldOut, require_rule
 from fedgrad.clients.population import Population
 from fedgrad.core.arguments import ClientData
 from fedgrad.core.errors import ArgumentError, require_whole
@@ -90,6 +90,8 @@ class Evaluation:
             )
         batch_size = _usual_batch(clients) if batch_size is None else batch_size
         require_whole("batch_size", batch_size)
+        if held_out is not None:
+            require_rule("fg.Evaluation", held_out)
         self.program, self.of = _means(metrics, batch_size, held_out), clients
 
     @property
