@@ -7,8 +7,7 @@ import pytest
 
 import fedgrad as fg
 from by_hand import POPULATION, START, as_params, as_vector, loss
-from fedgrad.algorithms.own_rates import CLIENT, SERVER
-from fedgrad.algorithms.own_rates import START as GIVEN
+from fedgrad.algorithms.own_rates import CLIENT, GIVEN
 
 KEY = jax.random.key(0)
 
@@ -88,15 +87,53 @@ BAD = fg.fed_avgm(loss, fg.local_training(1e-3, batch_size=10), 1e-3, 0.5)
 
 def test_a_bad_start_is_left():
     result = train(fg.self_tuning(BAD), rounds=40)
-    (winner,) = result.state.candidates
-    assert winner != GIVEN
-    found = result.hyper
-    assert found["client"]["learning_rate"] in CLIENT.values()
-    assert found["server"]["learning_rate"] in SERVER.values()
-    assert found["server"]["momentum"] == 0.5
+    (winner,) = result.state.rates
+    assert winner != GIVEN and [*result.state.parts] == ["alone"]
+    assert result.hyper["client"]["learning_rate"] in [pytest.approx(c) for c in CLIENT.values()]
+    assert result.hyper["server"]["momentum"] == 0.5
     evaluation = fg.Evaluation({"loss": loss}, POPULATION)
     fixed = train(BAD, rounds=40)
     assert evaluation(result.params)["loss"] < evaluation(fixed.params)["loss"]
+
+
+def test_a_race_then_a_duel_with_hypergradients_then_alone():
+    tuned = fg.self_tuning(BAD)
+    result = train(tuned, rounds=40)
+    history = result.history
+    assert history.rounds(f"race.rank.{GIVEN}")[-1] == 10  # it stays until the last cut
+    assert [*history.rounds("race.rank.follows")] == [*range(11, 21)]
+    assert [*history.rounds("race.rank.stays")] == [*range(11, 21)]
+    shown = fg.explain(tuned, as_params(START), POPULATION.everyone, rounds=40)
+    assert [(p.first, p.last, len(p.candidates)) for p in shown.phases] == [
+        (1, 2, 13),
+        (3, 10, 3),
+        (11, 20, 2),
+        (21, 40, 0),
+    ]
+
+
+@pytest.mark.parametrize("stop", [1, 6, 10, 14, 20, 30])
+def test_own_rates_resume_bit_by_bit(tmp_path, stop):
+    tuned = fg.self_tuning(BAD)
+    whole = train(tuned, rounds=40)
+    train(tuned, rounds=40, out=tmp_path, callbacks=[lambda round, *_: round == stop])
+    again = train(tuned, rounds=40, out=tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, again.state, whole.state)
+
+
+def test_the_rate_that_hypergradients_found_is_used_if_they_won():
+    """Whoever wins the duel, training goes on with the rate that it had."""
+    tuned = fg.self_tuning(BAD.starting({"client.learning_rate": 0.03}))
+    before = train(tuned, rounds=40, callbacks=[lambda round, *_: round == 20]).state
+    after = tuned.between(before, 20, 40)
+    (name,) = before.rates
+    followed = before.parts["duel"].candidates["follows"]
+    rate = float(after.rates[name]["server.learning_rate"])
+    stays = float(before.rates[name]["server.learning_rate"])
+    learned = float(np.exp(followed.learned["server.learning_rate"]))
+    assert rate in (pytest.approx(stays), pytest.approx(learned)) and learned != stays
+    expected = before.parts["duel"].candidates["stays"] if rate == stays else followed.inner
+    jax.tree.map(np.testing.assert_array_equal, after.parts["alone"], expected)
 
 
 def test_of_two_that_are_alike_the_given_one_stays():
@@ -118,7 +155,8 @@ def test_where_it_starts_is_a_start_like_any_other():
     good = tuned.starting({"client.learning_rate": 0.3, "server.learning_rate": 0.7})
     assert good.round is tuned.round
     state = good.init(as_params(START))
-    assert {GIVEN} < set(state.candidates) and len(state.candidates) == 13
+    assert len(state.rates) == 13
+    assert float(state.rates[GIVEN]["client.learning_rate"]) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +174,7 @@ def test_where_it_starts_is_a_start_like_any_other():
 )
 def test_every_algorithm_races_the_rates_that_it_has(algorithm, candidates):
     state = fg.self_tuning(algorithm).init(as_params(START))
-    assert len(state.candidates) == candidates
+    assert len(state.rates) == len(state.parts["race"].candidates) == candidates
 
 
 def test_what_cannot_be_raced_is_said():
