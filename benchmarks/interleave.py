@@ -116,12 +116,14 @@ def run(
     rounds: int = 20,
     warmup: int = 2,
     groups: Sequence[Sequence[str]] = (),
+    tolerance: float | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Median milliseconds a round, seconds of the first round and checksum, by competitor.
 
     A competitor that cannot be installed or that fails is left out, visibly. `agrees` is false
-    where the weights of any round differ from those of most competitors. Of each of `groups`, those
-    who are slow in the last round to warm up take no further part.
+    where the weights of any round differ from those of most competitors, by more than the
+    workload's tolerance or the one given. Of each of `groups`, those who are slow in the last round
+    to warm up take no further part.
     """
     live: dict[str, Live] = {}
     versions: dict[str, dict[str, str]] = {}
@@ -159,7 +161,7 @@ def run(
             one.close()
     alone = {c.name for c in competitors if c.own_noise}
     off = _disagreement({name: given for name, given in answers.items() if name not in alone})
-    tolerance = {c.name: TOLERANCE.get(c.workload, TASKS) for c in competitors}
+    usual = {c.name: TOLERANCE.get(c.workload, TASKS) for c in competitors}
     results = {}
     for name, given in answers.items():
         timed = [answer["seconds"] for answer in given[warmup:]]
@@ -169,7 +171,7 @@ def run(
             "seconds": timed,
             "first_s": given[0]["seconds"],
             "checksum": given[-1]["checksum"],
-            "agrees": None if name in alone else off[name] <= tolerance[name],
+            "agrees": None if name in alone else off[name] <= (tolerance or usual[name]),
             "off": off.get(name),
             "versions": versions[name],
         }
@@ -178,18 +180,24 @@ def run(
     return results
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """The results as a Markdown table, slowest first."""
-    rows = ["| competitor | median ms | best ms | x fastest | first round s | weights |"]
-    rows += ["|---|---|---|---|---|---|"]
+def table(results: dict[str, dict[str, Any]], weights: bool = True) -> str:
+    """The results as a Markdown table, slowest first; whether weights agree, where it is judged."""
+    head = ["competitor", "median ms", "best ms", "x fastest", "first round s"]
+    head += ["weights"] * weights
+    rows = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     fastest = min((r["median_ms"] for r in results.values()), default=1.0)
     for name, r in sorted(results.items(), key=lambda item: -item[1]["median_ms"]):
-        weights = {True: "agree", None: "own noise"}.get(r["agrees"]) or f"DIFFER ({r['off']:.0e})"
         rows += [
             f"| {name} | {r['median_ms']:.2f} | {r['best_ms']:.2f} | "
-            f"{r['median_ms'] / fastest:.2f} | {r['first_s']:.2f} | {weights} |"
+            f"{r['median_ms'] / fastest:.2f} | {r['first_s']:.2f} |" + f" {verdict(r)} |" * weights
         ]
     return "\n".join(rows)
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """Whether a competitor's weights are those of most."""
+    known = {True: "agree", None: "own noise"}.get(result["agrees"])
+    return known or f"DIFFER ({result['off']:.0e})"
 
 
 def _disagreement(answers: dict[str, list[dict[str, float]]]) -> dict[str, float]:

@@ -31,16 +31,8 @@ gc.set_threshold(20_000, 20, 50)
 
 # Long ones start first: at the end no worker is left alone with one.
 LONGEST = (
-    *("mesh", "docs", "flower", "flower_operating", "every_algorithm", "derivatives"),
-    *(
-        "federation",
-        "horizon",
-        "self_tuning",
-        "algorithms",
-        "programs",
-        "federation_faults",
-        "checkpoint",
-    ),
+    *("mesh", "docs", "flower", "flower_operating", "every_algorithm", "horizon", "derivatives"),
+    *("federation", "self_tuning", "algorithms", "programs", "federation_faults", "checkpoint"),
 )
 
 MOST, MORE = 1.0e9, 0.4e9  # bytes that a worker may keep, and may add before it forgets again

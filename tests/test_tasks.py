@@ -560,6 +560,23 @@ def test_superclasses_have_five_classes_each():
     assert (np.bincount(cifar100.SUPERCLASS) == 5).all() and len(cifar100.SUPERCLASS) == 100
 
 
+def test_the_small_model_of_cifar100_scores_each_place_by_itself():
+    """36 squares of 4 x 4: what is in one of them counts by where it is, unlike in an average."""
+    form = cifar100.SIZES["small"]
+    params = cifar100.init(jax.random.key(0), form)
+    assert layers.parameters(params) == 116_964
+    assert params["classes"]["kernel"].shape == (36 * 32, 100)
+    image = np.random.default_rng(0).integers(0, 256, (1, 24, 24, 3)).astype(np.uint8)
+    mixed = image.reshape(1, 6, 4, 6, 4, 3)[:, ::-1, :, ::-1].reshape(image.shape)
+    one, other = (cifar100.logits(params, x, form) for x in (image, mixed))
+    assert np.abs(one - other).max() > 1e-3
+    # With the same scores for all places, only which squares there are counts.
+    kernel = jnp.tile(params["classes"]["kernel"][:32], (36, 1))
+    params = {**params, "classes": {**params["classes"], "kernel": kernel}}
+    one, other = (cifar100.logits(params, x, form) for x in (image, mixed))
+    np.testing.assert_allclose(one, other, atol=1e-4)
+
+
 def test_pooling_and_normalising_against_their_formulas():
     x = np.random.default_rng(0).normal(size=(2, 6, 6, 8)).astype(np.float32)
     pooled = layers.max_pool(jnp.asarray(x), 2, 2)

@@ -103,7 +103,12 @@ def test_how_many_run_together(
 ):
     def price(training, algorithm):
         n = np.size(algorithm.hyper["server"]["learning_rate"])
-        return trials._Price(bytes_each * n, 1.0 if n == 1 else seconds_of_few / 4 * n)
+
+        def seconds():
+            assert n == 1 or bytes_each * n <= room, "what does not fit is never run"
+            return 1.0 if n == 1 else seconds_of_few / 4 * n
+
+        return trials._Price(bytes_each * n, seconds)
 
     monkeypatch.setattr(trials, "_price", price)
     monkeypatch.setattr(trials, "_room", lambda: room)
@@ -118,8 +123,17 @@ def test_the_price_of_a_round(training, task, algorithm):
     one = trials._price(training, trials._from(tuned, {RATE: np.ones(1)}))
     four = trials._price(training, trials._from(tuned, {RATE: np.ones(4)}))
     model = sum(x.nbytes for x in jax.tree.leaves(task.init(jax.random.key(0))))
-    assert one.seconds > 0 and one.bytes > model
+    assert one.seconds() > 0 and one.bytes > model
     assert four.bytes - one.bytes > 3 * model
+
+
+@pytest.mark.parametrize("takes, calls", [(1, 3), (9, 3), (25, 1)])
+def test_long_rounds_are_not_timed_again_and_again(monkeypatch, takes, calls):
+    clock = iter(range(0, 1000, takes))
+    monkeypatch.setattr(trials.time, "perf_counter", lambda: next(clock))
+    called = []
+    assert trials._fastest(lambda: called.append(0)) == takes
+    assert len(called) == calls
 
 
 def test_trials_that_cannot_be_together_are_not_priced(training, algorithm, tmp_path, monkeypatch):

@@ -33,10 +33,11 @@ class Workload:
     loss: Callable[..., jax.Array]
     clients: list[dict[str, np.ndarray]]
     cohort_size: int
+    dtype: str = "float32"  # of the model, and so of all that is computed with it
 
     def first_params(self) -> Any:
         """The model before round 0."""
-        return self.task.init(jax.random.key(0))
+        return jax.tree.map(lambda w: w.astype(self.dtype), self.task.init(jax.random.key(0)))
 
     def cohort(self, i: int) -> np.ndarray:
         """Who takes part in round i."""
@@ -61,15 +62,17 @@ def workload(
     cohort: int = 10,
     most: int | None = None,
     dropout: bool = True,
+    dtype: str = "float32",
 ) -> Workload:
     """A task of so many clients, each with `most` examples at most."""
+    jax.config.update("jax_enable_x64", dtype == "float64")
     task = fg.tasks.task(name, size=size, clients=clients)
     everyone = task.train.everyone
     rows = [slice(o, o + c) for o, c in zip(everyone.offset, everyone.count, strict=True)]
     store = jax.tree.map(np.asarray, everyone.store)
     own = [jax.tree.map(lambda leaf, row=row: leaf[row][:most], store) for row in rows]
     loss = task.loss if dropout or name != "emnist" else emnist.plain_loss
-    return Workload(task, loss, own, min(cohort, len(own)))
+    return Workload(task, loss, own, min(cohort, len(own)), dtype)
 
 
 def shuffled(key: jax.Array, count: jax.Array, capacity: int) -> jax.Array:

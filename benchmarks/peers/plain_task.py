@@ -62,6 +62,7 @@ class Clients:
         self.loss, self.random = made.loss, takes_key(made.loss)
         self.rate = made.task.defaults.client_learning_rate
         self.size = made.task.defaults.batch_size
+        self.dtype = np.dtype(made.dtype)  # a sum of losses is of the model's type, as a loss is
 
     def steps(self, counts: Any) -> Any:
         """How many batches a client has."""
@@ -118,12 +119,14 @@ def _share(clients: Clients) -> Callable[..., tuple[Any, jax.Array]]:
                 n, value, gradient = clients.slope(params, store, rows, noise, count, i)
                 return _moved(params, gradient, clients.rate), loss + n * value
 
-            end, loss = lax.fori_loop(0, clients.steps(count), step, (params, jnp.float32(0)))
+            end, loss = lax.fori_loop(
+                0, clients.steps(count), step, (params, jnp.zeros((), clients.dtype))
+            )
             updates = jax.tree.map(lambda t, a, b: t + count * (a - b), total[0], params, end)
             return (updates, total[1] + loss), None
 
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return lax.scan(train, (zeros, jnp.float32(0)), views)[0]
+        return lax.scan(train, (zeros, jnp.zeros((), clients.dtype)), views)[0]
 
     return share
 
@@ -161,7 +164,9 @@ def _vmap(clients: Clients) -> Round:
             return jax.vmap(_moved)(ends, gradient, rates), losses + n * value
 
         start = jax.tree.map(lambda w: jnp.broadcast_to(w, (len(counts), *w.shape)), params)
-        ends, losses = lax.fori_loop(0, steps.max(), step, (start, jnp.zeros(len(counts))))
+        ends, losses = lax.fori_loop(
+            0, steps.max(), step, (start, jnp.zeros(len(counts), clients.dtype))
+        )
         share = counts / counts.sum()
         update = jax.tree.map(lambda w, end: w - jnp.tensordot(share, end, 1), params, ends)
         return *_served(params, momentum, update), losses.sum() / counts.sum()
@@ -190,10 +195,10 @@ def _loop(clients: Clients) -> Round:
 
     @jax.jit
     def copied(params: Any) -> Any:
-        return jax.tree.map(jnp.copy, params), jnp.float32(0)
+        return jax.tree.map(jnp.copy, params), jnp.zeros((), clients.dtype)
 
     def run(params: Any, momentum: Any, chosen: np.ndarray, key: jax.Array) -> Any:
-        total = jax.tree.map(jnp.zeros_like, (params, jnp.float32(0)))
+        total = jax.tree.map(jnp.zeros_like, (params, jnp.zeros((), clients.dtype)))
         everybody = np.float32(clients.counts[chosen].sum())
         for client in zip(*clients.views(chosen), strict=True):
             rows, noise = order(key, client)

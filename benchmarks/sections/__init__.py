@@ -14,11 +14,13 @@ from sections import (
     memory,
     mesh,
     paper_models,
+    race,
     rounds,
     scaling,
     stored,
     tasks,
     tuning,
+    weights,
 )
 
 
@@ -44,8 +46,10 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "ragged": ("FedAvg on a ragged cohort", rounds.RAGGED),
     "cnn": ("FedAvg on the EMNIST CNN", rounds.CNN),
     "tasks": ("Rounds of the paper's tasks", tasks),
+    "weights": ("The same models, whoever trains them", weights),
     "fit": ("Training through fit", fit),
     "tuning": ("The cost of self-tuning", tuning),
+    "race": ("The cost of a race", race),
     "derivatives": ("The cost of a derivative", derivatives),
     "memory": ("Memory of a derivative", memory),
     "large": ("A million parameters", large),

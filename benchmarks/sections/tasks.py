@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import interleave
@@ -19,6 +20,11 @@ SIZES: dict[str, tuple[int, dict[str, Any]]] = {
     "stackoverflow_words": (6, {"clients": 30, "cohort": 10, "most": 64}),
     "stackoverflow_tags": (12, {"clients": 30, "cohort": 10}),
 }
+# In single precision models drift apart here, by rounding alone: by hand with XLA's convolutions
+# ("jax loop") and with matrix products ("jax scan"), 9e-5 of the change after one round, 1e-3 after
+# four, 9e-3 after six. In double precision, in the first four rounds: 5e-15 at most. So weights are
+# judged in double precision, by section `weights`, and not in the rounds that are timed.
+DRIFT = ("emnist",)
 QUICK = (1, {"size": "small", "clients": 4, "cohort": 3, "most": 10})
 
 ONE, TWO, PFL = "fedgrad", "fedgrad, 2 devices", ("pfl, 2 threads", "pfl, 2 processes")
@@ -37,13 +43,15 @@ def _task(name: str, rounds: int, size: dict[str, Any], quick: bool) -> dict[str
     wanted = {ONE, TWO, *(n for group in groups for n in (group[:1] if quick else group))}
     chosen = [c for c in competitors(name, **size) if c.name in wanted]
     same = True
-    if any(c.own_noise for c in chosen):
-        print(f"[tasks] {name}: the weights of all, without dropout", flush=True)
+    if any(c.venv == "pfl" for c in chosen):
+        # Its dropout draws numbers of its own, and it has single precision only.
+        print(f"[tasks] {name}: the weights of pfl, without dropout", flush=True)
         plain = [c for c in competitors(name, **size, dropout=False) if c.name in wanted]
         plain = [c for c in plain if c.name == ONE or c.venv == "pfl"]
         same = all(one["agrees"] for one in interleave.run(plain, 1, 0).values())
     print(f"[tasks] {name}: {len(chosen)} competitors, {rounds} rounds", flush=True)
-    found = interleave.run(chosen, rounds, 2, groups)
+    tolerance = math.inf if name in DRIFT else None  # as for every workload
+    found = interleave.run(chosen, rounds, 2, groups, tolerance)
     fastest = min((ONE, TWO), key=lambda ours: found[ours]["median_ms"])
     pairs = [
         (ONE, "JAX by hand, 1 device", BY_HAND),
@@ -76,19 +84,20 @@ def report(data: dict[str, Any]) -> str:
     ]
     for name, found in data.items():
         size = ", ".join(f"{what} {many}" for what, many in found["size"].items())
-        parts += [f"### {name}", f"{size}.", interleave.table(found["competitors"])]
+        times = interleave.table(found["competitors"], weights=name not in DRIFT)
+        parts += [f"### {name}", f"{size}.", times]
         if not found["same without dropout"]:
-            parts.append("**Without dropout the weights differ.**")
+            parts.append("**Without dropout the weights of pfl differ.**")
     return "\n\n".join(parts)
 
 
 TEXT = """\
 A round of FedAvgM on each of the paper's five tasks, with the paper's models, batches and learning
 rates and on data that the tasks make themselves; one epoch, shuffled. By hand are the clients' SGD
-with masks, the weighted mean and the server; the loss and the random numbers are fedgrad's, so that
-everybody arrives at the same model in every round (what is compared is how far it has come). There
-are one jit with the clients in a `scan` or side by side in a `vmap`, convolutions as matrix
-products, and a loop of Python over a jitted step, convolutions as they are; who was clearly slower
-in the second round than another of the same kind takes no further part. pfl has the same models in
-PyTorch; its dropout draws numbers of its own, so its weights are compared without. The goals: 1.1
-of hand-written, faster than pfl."""
+with masks, the weighted mean and the server; the loss and the random numbers are fedgrad's, so
+that everybody arrives at the same model in every round (what is compared is how far it has come;
+on EMNIST in section `weights`). There are one jit with the clients in a `scan` or side by side in
+a `vmap`, convolutions as matrix products, and a loop of Python over a jitted step, convolutions as
+they are; who was clearly slower in the second round than another of the same kind takes no further
+part. pfl has the same models in PyTorch; its dropout draws numbers of its own, so its weights are
+compared without, after one round. The goals: 1.1 of hand-written, faster than pfl."""

@@ -41,6 +41,7 @@ def fed_auto(
     epochs: int | None = None,
     steps: int | None = None,
     weighting: str = "examples",
+    judge: Loss | None = None,
 ) -> Algorithm:
     """Federated training without a hyperparameter: `fg.fit(fg.fed_auto(loss), clients, ...)`.
 
@@ -49,8 +50,9 @@ def fed_auto(
     train on. Then the best goes on alone; the model is an average of its late ones
     (`fg.averaged`). It sends about 2.2 times the bytes of one training of as many rounds.
 
-    What clients do in a round is theirs to choose: `batch_size`, `epochs` or `steps`; `weighting`
-    as for `fed_opt`.
+    What clients do in a round is yours to choose: `batch_size`, `epochs` or `steps`; `weighting`
+    as for `fed_opt`. If what you care about is not the loss, say so: `judge`, a function `(params,
+    batch)` of which less is better, decides the race (as for `fg.race`).
     """
 
     def family(server: object) -> Algorithm:
@@ -67,4 +69,4 @@ def fed_auto(
         for words, rate in rates.items()
     }
     settled = {n: {"server.estim_lr_coef": 0.0} for n in candidates if n.startswith("Prodigy")}
-    return race(candidates, CUTS, changes={SETTLED: settled})
+    return race(candidates, CUTS, changes={SETTLED: settled}, judge=judge)

@@ -1,39 +1,81 @@
 """An algorithm that finds its own learning rates: `fg.self_tuning(algorithm)`, nothing more said.
 
-The recipe was chosen on digits and Synthetic(1, 1) and then tested on other tasks:
-docs/no-tuning.md.
+First it races with itself at other rates. What won then races with itself while the server's rate
+follows its hypergradient. What won that goes on as any other. The recipe was chosen on digits and
+Synthetic(1, 1) and then tested on other tasks: docs/no-tuning.md.
 """
 
 import functools
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import optax
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.averaged import averaged
-from fedgrad.algorithms.race import RaceState, race
+from fedgrad.algorithms.following import following
+from fedgrad.algorithms.gradient_cohort import GradientCohort
+from fedgrad.algorithms.horizon import Horizon
+from fedgrad.algorithms.metrics import Metrics
+from fedgrad.algorithms.parametrization import learned, log
+from fedgrad.algorithms.race import race, stage
+from fedgrad.algorithms.safeguards import choose, finite
 from fedgrad.algorithms.wrapped import wrapped
+from fedgrad.clients.held_out import A_FIFTH
 from fedgrad.core.errors import ArgumentError
-from fedgrad.core.types import Hyper, Params
+from fedgrad.core.types import Hyper, Params, State
 
-START = "as given"
-# Rates that race with those that are given, and how many are left when.
+GIVEN = "as given"
+# Rates that race with those that are given, and after which part of all rounds how many are left.
 CLIENT = {"1e-3": 1e-3, "1e-2": 1e-2, "1e-1": 1e-1, "1": 1.0}
 SERVER = {"1e-1": 0.1, "1": 1.0, "10": 10.0}
 CUTS = {0.05: 3, 0.25: 1}
+# What follows its hypergradient then, and how; against what stays as it is, until the half.
+FOLLOWED, STEP, HORIZON = "server.learning_rate", 0.03, Horizon(20, through="server")
+STAYS, FOLLOWS = "stays", "follows"
+DUEL = {0.25: 2, 0.5: 1}
 
 
-def racing_own_rates(algorithm: Algorithm) -> Algorithm:
-    """The algorithm as it is given races with itself at other rates, in clients and server; it
-    gives way only to what is better by more than chance explains. The model is an average."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class OwnRatesState:
+    """What is to come of the race, of the duel and of going on alone; and the rates of each
+    candidate that is left, by dotted name."""
+
+    parts: dict[str, Any]
+    rates: dict[str, dict[str, jax.Array]]
+
+    @property
+    def now(self) -> State:
+        """The state of what training is at."""
+        return next(self.parts[n] for n in ("race", "duel", "alone") if n in self.parts)
+
+    @property
+    def params(self) -> Params:
+        """The averaged model."""
+        return self.now.params
+
+    @property
+    def last(self) -> Params:
+        """The model that training goes on with."""
+        return last_of(self.now)
+
+
+def own_rates(algorithm: Algorithm) -> Algorithm:
+    """The algorithm at rates that it finds itself."""
     algorithm.require_stateless_clients("self_tuning")
     algorithm.require_one_form("self_tuning")
-    branches = {"client": CLIENT, "server": SERVER}
-    rates = {branch: _rates(algorithm, branch) for branch in branches}
-    tried = {branch: branches[branch] for branch, found in rates.items() if found}
+    if algorithm.cohorts:
+        raise ArgumentError.here(
+            f"The algorithm already takes a {next(iter(algorithm.cohorts))!r}, so it cannot be "
+            "tuned (again)."
+        )
+    names = {branch: _rates(algorithm.hyper, branch) for branch in ("client", "server")}
+    tried = {b: grid for b, grid in (("client", CLIENT), ("server", SERVER)) if names[b]}
     if not tried:
         raise ArgumentError.here(
             f"self_tuning({algorithm.round.name}): it has no learning rate that is a number, so "
@@ -47,57 +89,104 @@ def racing_own_rates(algorithm: Algorithm) -> Algorithm:
         }
         for words in itertools.product(*tried.values())
     }
+    raced = race(dict.fromkeys((GIVEN, *others), base), CUTS, incumbent=GIVEN)
+    follows = FOLLOWED in names["server"]
+    form = learned(algorithm.hyper, {FOLLOWED: log()})[FOLLOWED] if follows else None
+    duel = None
+    if follows:
+        # Examples that are held out say where the rate goes: those that train would say "faster"
+        # without end where a model fits them all. Hypergradients see no further than their
+        # horizon, so that what they lead to has to be better, not only promise to be.
+        judges = GradientCohort("same", held_out=A_FIFTH)
+        followed = following(
+            base, {FOLLOWED: log()}, optax.adam(STEP), gradient_from=judges, horizon=HORIZON
+        )
+        duel = race({STAYS: base, FOLLOWS: followed}, DUEL, incumbent=STAYS)
 
-    def raced(name: str, hyper: Hyper) -> dict[str, Any]:
-        """The rates of a candidate, by dotted name."""
-        found: dict[str, Any] = {}
-        for branch, names in rates.items():
-            values = {n: v for n, v in names_of.paths(hyper).items() if n in names}
-            chosen = others[name].get(branch) if name != START else None
-            found |= values if chosen is None else _scaled(values, chosen)
-        return found
+    def init(params: Params, hyper: Hyper | None = None) -> OwnRatesState:
+        given = names_of.paths(hyper)
+        rates = {GIVEN: {n: jnp.asarray(given[n]) for some in names.values() for n in some}}
+        for name, chosen in others.items():
+            rates[name] = dict(rates[GIVEN])
+            for branch, rate in chosen.items():
+                rates[name] |= _scaled({n: rates[GIVEN][n] for n in names[branch]}, rate)
+        parts = {
+            "race": raced.init(params, {n: names_of.replace(hyper, r) for n, r in rates.items()}),
+            "alone": base.init(params, hyper),
+        }
+        if duel is not None:
+            parts["duel"] = duel.init(params, dict.fromkeys((STAYS, FOLLOWS), hyper))
+        return OwnRatesState(parts, rates)
 
-    def each(hyper: Hyper) -> Hyper:
-        """The hyperparameters of all candidates, from those that are given."""
-        return {n: names_of.replace(hyper, raced(n, hyper)) for n in (START, *others)}
+    def round(state: OwnRatesState, hyper: Hyper, *args: Any) -> tuple[OwnRatesState, Metrics]:
+        parts = state.parts
+        hypers = {n: names_of.replace(hyper, rates) for n, rates in state.rates.items()}
+        if "race" in parts:
+            new, metrics = raced.round(parts["race"], hypers, *args)
+            return replace(state, parts={**parts, "race": new}), metrics
+        ((name, rates),) = state.rates.items()
+        if "duel" in parts:
+            assert duel is not None
+            both = dict.fromkeys((STAYS, FOLLOWS), hypers[name])
+            new, metrics = duel.round(parts["duel"], both, *args)
+            return replace(state, parts={**parts, "duel": new}), replace(metrics, hyper=rates)
+        new, metrics = base.round(parts["alone"], hypers[name], *args)
+        new = choose(finite(new), new, parts["alone"])
+        return replace(state, parts={"alone": new}), replace(metrics, hyper=rates)
 
-    inner = race(dict.fromkeys((START, *others), base), CUTS, incumbent=START)
+    def between(state: OwnRatesState, done: int, planned: int) -> OwnRatesState:
+        for name, game, ends in (("race", raced, won), ("duel", duel, decided)):
+            if name in state.parts and game is not None:
+                assert game.between is not None
+                left = game.between(state.parts[name], done, planned)
+                if left is not state.parts[name]:
+                    state = replace(state, parts={**state.parts, name: left})
+                if len(left.candidates) > 1:
+                    break
+                state = ends(state)
+        return state
 
-    def init(params: Params, hyper: Hyper | None = None) -> RaceState:
-        assert hyper is not None  # `Algorithm` sees to it
-        return inner.init(params, each(hyper))
+    def won(state: OwnRatesState) -> OwnRatesState:
+        """The race is over."""
+        ((name, winner),) = state.parts["race"].candidates.items()
+        rates = {name: state.rates[name]}
+        if form is None:
+            return OwnRatesState({"alone": winner}, rates)
+        raw = {FOLLOWED: form.raw(rates[name][FOLLOWED])}
+        follower = state.parts["duel"].candidates[FOLLOWS].going_on(winner, raw)
+        both = stage({STAYS: winner, FOLLOWS: follower}, STAYS)
+        return OwnRatesState({"alone": state.parts["alone"], "duel": both}, rates)
 
-    def round(state: RaceState, hyper: Hyper, *args: Any, **more: Any) -> Any:
-        new, metrics = inner.round(state, each(hyper), *args, **more)
-        if len(state.candidates) > 1:
-            return new, metrics
-        (name,) = state.candidates
-        return new, replace(metrics, hyper=raced(name, hyper))
+    def decided(state: OwnRatesState) -> OwnRatesState:
+        """So is the duel."""
+        ((name, rates),) = state.rates.items()
+        ((how, winner),) = state.parts["duel"].candidates.items()
+        if how == STAYS:
+            return OwnRatesState({"alone": winner}, state.rates)
+        assert form is not None
+        rate = form.value(winner.learned[FOLLOWED]).astype(rates[FOLLOWED].dtype)
+        return OwnRatesState({"alone": winner.inner}, {name: {**rates, FOLLOWED: rate}})
 
     return replace(
         algorithm,
         init=init,
-        round=wrapped(inner.round, round, "self_tuning"),
-        between=inner.between,
+        round=wrapped(raced.round, round, f"self_tuning({algorithm.round.name})"),
+        between=between,
     )
 
 
-def _rates(algorithm: Algorithm, branch: str) -> dict[str, Any]:
+def _rates(hyper: Hyper, branch: str) -> list[str]:
     """The learning rates of a branch by dotted name: one, or one for each layer."""
-    return {
-        name: value
-        for name, value in names_of.paths(algorithm.hyper).items()
-        if name.split(".")[0] == branch and "learning_rate" in name.split(".")
-    }
+    names = [name.split(".") for name in names_of.paths(hyper)]
+    return [".".join(n) for n in names if n[0] == branch and "learning_rate" in n]
 
 
-def _scaled(rates: dict[str, Any], rate: float) -> dict[str, Any]:
+def _scaled(rates: dict[str, jax.Array], rate: float) -> dict[str, jax.Array]:
     """Another rate; of several, all by one factor, so that the largest one has it. If all are 0,
     each has it."""
-    values = {name: jnp.asarray(value) for name, value in rates.items()}
-    largest = functools.reduce(jnp.maximum, map(jnp.max, values.values()))
+    largest = functools.reduce(jnp.maximum, map(jnp.max, rates.values()))
     still = largest == 0
     return {
-        n: jnp.where(still, rate, rate * (v / jnp.where(still, 1, largest)))
-        for n, v in values.items()
+        n: jnp.where(still, rate, rate * (v / jnp.where(still, 1, largest))).astype(v.dtype)
+        for n, v in rates.items()
     }

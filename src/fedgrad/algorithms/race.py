@@ -19,7 +19,7 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics, require_metrics
-from fedgrad.algorithms.objective import client_loss
+from fedgrad.algorithms.objective import Loss, client_loss
 from fedgrad.algorithms.safeguards import choose, finite
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import A_FIFTH, HeldOut, require_rule
@@ -81,6 +81,7 @@ def race(
     batch_size: int = 50,
     changes: Mapping[float, Mapping[str, Mapping[str, Any]]] | None = None,
     incumbent: str | None = None,
+    judge: Loss | None = None,
 ) -> Algorithm:
     """An algorithm that finds out, while it trains, which of several algorithms is the best.
 
@@ -99,6 +100,9 @@ def race(
     A candidate is anything with `init` and `round`, also another race; the model by which it is
     judged is its `state.params`, so that of `fg.averaged(...)` is the average. Those that differ
     only in numbers (`algorithm.starting(...)`) are computed together.
+
+    `judge`: by what clients rank instead of the loss that is minimized: a function `(params,
+    batch)` with one number per example, of which less is better, such as minus an accuracy.
 
     `changes`: hyperparameters that change after a part of all rounds, by candidate:
     `{0.5: {"adam": {"server.learning_rate": 0.01}}}`. `incumbent`: a candidate that stays until the
@@ -125,7 +129,7 @@ def race(
     def init(params: Params, hyper: Hyper | None = None) -> RaceState:
         assert hyper is not None  # `Algorithm` sees to it
         states = {name: one.init(params, hyper[name]) for name, one in candidates.items()}
-        return _stage(states, incumbent)
+        return stage(states, incumbent)
 
     def step(
         name: str, state: State, hyper: Hyper, cohort: Any, key: Key, further: dict[str, Any]
@@ -171,7 +175,7 @@ def race(
         def play(name: str, one: State, its: Hyper) -> tuple[State, Metrics, jax.Array]:
             """The next state, and each client's own loss of the model before."""
             new, metrics = step(name, one, its, train, key, further)
-            own = client_loss(loss, batch_size, broadcast(one.params), judges)
+            own = client_loss(judge or loss, batch_size, broadcast(one.params), judges)
             return new, metrics, own.astype(jnp.float32)
 
         played: dict[str, tuple[State, Metrics, jax.Array]] = {}
@@ -287,12 +291,12 @@ class _Stages:
         found: dict[int, int | Mapping[str, int]] = {}
         for part in sorted(self.cuts):
             # The first round judges the model that all begin with, which tells nothing.
-            found[max(2, _after(part, planned))] = self.cuts[part]
+            found[max(2, after(part, planned))] = self.cuts[part]
         return found
 
     def between(self, state: RaceState, done: int, planned: int) -> RaceState:
         """The state without those who lose, if this is a cut; judged anew, if that begins now."""
-        changed = [_after(part, planned) for part in self.changes]
+        changed = [after(part, planned) for part in self.changes]
         if done in changed:
             state = replace(state, changed=jnp.int32(builtins.sum(c <= done for c in changed)))
         if len(state.candidates) == 1:
@@ -303,7 +307,7 @@ class _Stages:
             if done == end:
                 best = self._best(state, left, end - half)
                 left_over = {n: state.candidates[n] for n in sorted(best)}
-                return replace(_stage(left_over, self.incumbent), changed=state.changed)
+                return replace(stage(left_over, self.incumbent), changed=state.changed)
             if done == half and done > begin:
                 zeros = jax.tree.map(jnp.zeros_like, (state.scores, state.squares))
                 return replace(state, scores=zeros[0], squares=zeros[1])
@@ -331,8 +335,8 @@ class _Stages:
         return best if ahead > CHANCE * error else [self.incumbent]
 
 
-def _stage(states: dict[str, Any], incumbent: str | None) -> RaceState:
-    """A stage begins: nobody has a score."""
+def stage(states: dict[str, Any], incumbent: str | None) -> RaceState:
+    """A race, or a stage of it, begins with these states: nobody has a score."""
 
     def nothing(names: Iterable[str]) -> dict[str, jax.Array]:
         return {n: jnp.float32(0) for n in names}
@@ -341,7 +345,7 @@ def _stage(states: dict[str, Any], incumbent: str | None) -> RaceState:
     return RaceState(states, nothing(states), nothing(others), jnp.int32(0), jnp.int32(0))
 
 
-def _after(part: float, planned: int) -> int:
+def after(part: float, planned: int) -> int:
     """How many rounds are done after a part of all."""
     return max(1, round(part * planned))
 

@@ -9,7 +9,7 @@ from fedgrad.core.program import Program
 
 def wrapped(inner: Program, around: Callable[..., Any], name: str) -> Program:
     """A round whose function is `around`, which calls `inner` and takes what that takes. It is
-    called `name(...)`, and runs where the inner one does."""
-    around.__name__ = f"{name}({inner.name})"
+    called `name(...)`, unless that is a whole name already, and runs where the inner one does."""
+    around.__name__ = name if name.endswith(")") else f"{name}({inner.name})"
     made = Program(around, dict(inner.placements), signature=inner.signature)
     return replace(made, executor=inner.executor)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ Starts = Mapping[str, np.ndarray]  # hyperparameters by name, with one entry for
 Run = Callable[[fg.Algorithm, int, Path, Progress], Mapping[str, np.ndarray]]
 FEW = 4  # trials side by side, by which more of them are judged
 SHARE = 4  # of the memory: at most one such part is taken by trials
+LONG = 20  # seconds, after which rounds are not timed once more
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,14 @@ def how_many_together(
     most = max(len(group) for group in _groups(seeds, len(seeds)))
     found = 1
     if most > 1:
-        few = min(FEW, most)
-        alone, them = (
-            _price(training, _from(algorithm, {n: values[:k] for n, values in starts.items()}))
-            for k in (1, few)
-        )
-        if them.seconds < few * alone.seconds:
-            more = (_room() - alone.bytes) / max(1, (them.bytes - alone.bytes) / (few - 1))
-            found = max(1, min(most, 1 + math.floor(more)))
+        number = min(FEW, most)
+        alone, few = (_price(training, _first(algorithm, starts, k)) for k in (1, number))
+        each = max(1, (few.bytes - alone.bytes) / (number - 1))
+        fit = max(1, min(most, 1 + math.floor((_room() - alone.bytes) / each)))
+        if 1 < fit < number:  # what does not fit is never run
+            number, few = fit, _price(training, _first(algorithm, starts, fit))
+        if fit > 1 and few.seconds() < number * alone.seconds():
+            found = fit
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(str(found), encoding="utf-8")
     return found
@@ -117,10 +119,10 @@ def how_many_together(
 
 @dataclass(frozen=True)
 class _Price:
-    """What a round takes."""
+    """What a round takes: bytes, and seconds, for which it has to be run."""
 
-    bytes: int
-    seconds: float
+    bytes: float
+    seconds: Callable[[], float]
 
 
 def _price(training: Training, algorithm: fg.Algorithm) -> _Price:
@@ -137,14 +139,20 @@ def _price(training: Training, algorithm: fg.Algorithm) -> _Price:
     round = jax.jit(lambda args, more: algorithm.round(*args, **more))
     compiled = round.lower(args, cohorts).compile()
     needs = compiled.memory_analysis()
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(args, cohorts))
-        seconds.append(time.perf_counter() - start)
     kinds = ("temp", "argument", "output")
     needed = sum(getattr(needs, f"{kind}_size_in_bytes", 0) for kind in kinds)
-    return _Price(needed, min(seconds))
+    return _Price(needed, lambda: _fastest(lambda: compiled(args, cohorts)))
+
+
+def _fastest(call: Callable[[], Any]) -> float:
+    """Seconds of the fastest of three calls; of fewer, where they take long, because what disturbs
+    a long one is a small part of it."""
+    seconds: list[float] = []
+    while len(seconds) < 3 and sum(seconds) < LONG:
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def _room() -> float:
@@ -161,6 +169,11 @@ def _groups(seeds: Sequence[int], together: int) -> Iterator[range]:
         if i == len(seeds) or seeds[i] != seeds[start] or i - start == together:
             yield range(start, i)
             start = i
+
+
+def _first(algorithm: fg.Algorithm, starts: Starts, number: int) -> fg.Algorithm:
+    """The algorithm from the first so many starts."""
+    return _from(algorithm, {name: values[:number] for name, values in starts.items()})
 
 
 def _from(algorithm: fg.Algorithm, starts: Starts) -> fg.Algorithm:

@@ -126,7 +126,8 @@ def phases(algorithm: Algorithm, params: Params, cohort: Any, rounds: int) -> Ph
 
 def _candidates(state: Any) -> tuple[str, ...]:
     while not hasattr(state, "candidates"):
-        if not hasattr(state, "inner"):
+        inside = [getattr(state, name) for name in ("inner", "now") if hasattr(state, name)]
+        if not inside:
             return ()
-        state = state.inner
+        state = inside[0]
     return tuple(state.candidates)

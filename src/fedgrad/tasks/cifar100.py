@@ -17,7 +17,7 @@ from fedgrad.tasks.data.values import images, whole
 from fedgrad.tasks.from_data import FromData, Model
 
 CLASSES = 100
-CROP = slice(4, 28)  # the middle 24 x 24
+CROP, SIDE = slice(4, 28), 24  # the middle 24 x 24
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,19 @@ class Form:
     """Of a residual net."""
 
     window: int  # of the first convolution
+    stride: int  # of the first convolution
     pooled: bool  # after it
     channels: tuple[int, ...]  # of each stage
     blocks: int  # in each stage
     groups: int  # of a normalisation
+    averaged: bool  # over all places before the classes are scored; else each place counts
 
 
+# The small form is what learned most in single runs on 12,000 images: 15 % in 60 rounds. With a
+# residual block it was 11 %, and a residual net of two stages with averages had 2 % after 40.
 SIZES = {
-    "small": Form(3, False, (16, 32), blocks=1, groups=4),
-    "paper": Form(7, True, (64, 128, 256, 512), blocks=2, groups=32),
+    "small": Form(4, 4, False, (32,), blocks=0, groups=4, averaged=False),
+    "paper": Form(7, 2, True, (64, 128, 256, 512), blocks=2, groups=32, averaged=True),
 }
 # Of each class, its superclass, as CIFAR-100 has them.
 # fmt: off
@@ -44,7 +48,7 @@ SUPERCLASS = np.array([
     16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
 ])
 # fmt: on
-RATES = {"small": 0.1, "paper": 10**-1.5}  # of clients; the paper's for FedAvgM
+RATES = {"small": 0.01, "paper": 10**-1.5}  # of clients; the paper's for FedAvgM
 
 
 def init(key: Key, form: Form = SIZES["paper"]) -> Params:
@@ -69,13 +73,14 @@ def init(key: Key, form: Form = SIZES["paper"]) -> Params:
             stage.append(block)
             inputs = outputs
         stages.append(stage)
+    features = inputs if form.averaged else inputs * (SIDE // form.stride) ** 2
     return {
         "stem": _he(next(keys), form.window, 3, channels[0]),
         "stem_norm": layers.group_norm_init(channels[0]),
         "stages": stages,
         "last_norm": layers.group_norm_init(inputs),
         "classes": {
-            "kernel": 0.01 * jax.random.normal(next(keys), (inputs, CLASSES), jnp.float32),
+            "kernel": 0.01 * jax.random.normal(next(keys), (features, CLASSES), jnp.float32),
             "bias": jnp.zeros(CLASSES, jnp.float32),
         },
     }
@@ -87,7 +92,7 @@ def logits(params: Params, images: jax.Array, form: Form = SIZES["paper"]) -> ja
     def norm_relu(layer: Params, x: jax.Array) -> jax.Array:
         return jax.nn.relu(layers.group_norm(layer, x, form.groups))
 
-    x = layers.conv(params["stem"], _standardised(params, images), 2, "SAME")
+    x = layers.conv(params["stem"], _standardised(params, images), form.stride, "SAME")
     x = norm_relu(params["stem_norm"], x)
     if form.pooled:
         x = layers.max_pool(x, 3, 2, padding=1)
@@ -99,7 +104,8 @@ def logits(params: Params, images: jax.Array, form: Form = SIZES["paper"]) -> ja
             x = layers.conv(block["shortcut"], x)
             x = layers.group_norm(block["shortcut_norm"], x, form.groups)
         x = x + y
-    x = jnp.mean(norm_relu(params["last_norm"], x), (1, 2))
+    x = norm_relu(params["last_norm"], x)
+    x = jnp.mean(x, (1, 2)) if form.averaged else x.reshape(len(x), -1)
     return layers.dense(params["classes"], x)
 
 

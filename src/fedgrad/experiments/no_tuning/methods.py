@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import fedgrad as fg
-from fedgrad.experiments.no_tuning.pending import self_tuning
+from fedgrad.experiments.no_tuning import ablation
 from fedgrad.experiments.no_tuning.rules import RATE, DeltaSgd, fathom, schedule_free
 from fedgrad.experiments.no_tuning.tasks import TASKS
 from fedgrad.experiments.server_optimizer.training import LEARN
@@ -62,6 +62,7 @@ class Method:
     averages: bool = False  # its model is an average already
     searches: bool = False  # its hyperparameters are searched for, by successive halving
     rates: tuple[float, ...] = ()  # of clients: each is a row of its own
+    only: tuple[str, ...] = ()  # the tasks that it is for, if not all
 
     def algorithm(self, loss: Any, batch_size: int) -> fg.Algorithm:
         """What is trained: its model is an average of models."""
@@ -127,7 +128,22 @@ def _paper(loss: Any, batch_size: int) -> fg.Algorithm:
 
 
 def _tuned(loss: Any, batch_size: int) -> fg.Algorithm:
-    return self_tuning(_of(fg.fed_avgm)(loss, batch_size))
+    return fg.self_tuning(_of(fg.fed_avgm)(loss, batch_size))
+
+
+def _followed(loss: Any, batch_size: int) -> fg.Algorithm:
+    """Hypergradients of the server's rate: at the averaged model, of examples that are held out,
+    over twenty rounds, compared in pairs."""
+    held_out = fg.HeldOut()
+    algorithm = fg.holding_out(fg.averaged(_of(fg.fed_avgm)(loss, batch_size)), held_out)
+    return fg.self_tuning(
+        algorithm,
+        {"server.learning_rate": fg.log()},
+        optax.adam(0.03),
+        gradient_from=fg.GradientCohort("same", held_out=held_out),
+        guard="paired",
+        horizon=fg.Horizon(20, through="server"),
+    )
 
 
 # In the order in which they are trained: some need what those before them found.
@@ -153,6 +169,9 @@ METHODS: Mapping[str, Method] = {
     ),
     "good": Method("FedAvgM, best start", _of(fg.fed_avgm), _best_start),
     "good-tuned": Method("self_tuning(FedAvgM), best start", _tuned, _best_start, averages=True),
+    "good-followed": Method(
+        "FedAvgM, best start, then hypergradients", _followed, _best_start, averages=True
+    ),
     "prodigy": _from_rates("Prodigy", _of(fg.fed_prodigy), (0.01, 0.1)),
     "dog": Method("DoG", _of(fg.fed_dog), _seeds),
     "mechanic": Method("Mechanic", _of(fg.fed_mechanic), _seeds),
@@ -170,7 +189,11 @@ METHODS: Mapping[str, Method] = {
         _seeds,
     ),
     "halving": Method("successive halving of FedAvgM", _of(fg.fed_avgm), _seeds, searches=True),
+    **{
+        name: Method(title, make, _seeds, averages=True, only=ablation.TASKS)
+        for name, (title, make) in ablation.ABLATIONS.items()
+    },
 }
 # Those from the best start show what tuning does to what is good already; nobody could pick them.
-AT_BEST = ("good", "good-tuned")
+AT_BEST = ("good", "good-tuned", "good-followed")
 OURS = ("auto", "self-tuning")

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 from scipy.stats import rankdata
 
+from fedgrad.experiments.no_tuning.ablation import ABLATIONS
 from fedgrad.experiments.no_tuning.methods import AT_BEST, METHODS, OURS
 from fedgrad.experiments.no_tuning.rules import RATE
 from fedgrad.experiments.no_tuning.tasks import data_set
@@ -60,6 +61,8 @@ def outcomes(results: Results, task: str) -> dict[str, Outcome]:
     """All that is known of a task, by method; a method with several rates of clients is several."""
     found: dict[str, Outcome] = {}
     for name in results.facts["methods"][task]:
+        if name in ABLATIONS:
+            continue
         one = _outcome(results, task, name)
         if METHODS[name].rates:
             starts = results.arrays[key(task, name, f"start/{RATE}")]
@@ -75,6 +78,12 @@ def outcomes(results: Results, task: str) -> dict[str, Outcome]:
     if len(found.get("fedavgm", ())) >= TRIES:
         found["random search"] = best_of_tries(found["fedavgm"])
     return found
+
+
+def ablations(results: Results, task: str) -> dict[str, Outcome]:
+    """fed_auto without one of its parts, by what is missing."""
+    names = [name for name in results.facts["methods"][task] if name in ABLATIONS]
+    return {name: _outcome(results, task, name) for name in names}
 
 
 def rivals(found: Mapping[str, T]) -> dict[str, T]:

@@ -11,7 +11,7 @@ import fedgrad as fg
 from fedgrad.experiments.maximum import best_of
 from fedgrad.experiments.no_tuning.goals import Goal, goals, means, sweep
 from fedgrad.experiments.no_tuning.methods import AT_BEST
-from fedgrad.experiments.no_tuning.outcome import FIXED, Outcome, outcomes
+from fedgrad.experiments.no_tuning.outcome import FIXED, Outcome, ablations, outcomes
 from fedgrad.experiments.no_tuning.tasks import TASKS
 from fedgrad.experiments.results import Results, Table
 
@@ -46,6 +46,7 @@ def tables(results: Results) -> list[Table]:
         *_means(results),
         *(_overview(results, some) for some in _in_rows(tasks)),
         *(_task(results, task) for task in tasks),
+        *_ablations(results),
     ]
 
 
@@ -181,6 +182,31 @@ def _task(results: Results, task: str) -> Table:
     title += f". {facts['about']}" if facts["about"] else ""
     header = ["", "bytes", "n", "min", "worst tenth", "median", "best", "last", "not finite"]
     return Table(title, [*header, "fixed"], rows)
+
+
+def _ablations(results: Results) -> Iterator[Table]:
+    found = {task: ablations(results, task) for task in results.facts["tasks"]}
+    found = {task: rows for task, rows in found.items() if rows}
+    if not found:
+        return
+    titles = {name: one.title for rows in found.values() for name, one in rows.items()}
+
+    def cells(name: str) -> Iterator[str]:
+        for rows in found.values():
+            one = rows.get(name)
+            ends = [] if one is None else [one.accuracy.min(), one.median, one.accuracy.max()]
+            yield " / ".join(f"{100 * end:.1f}" for end in ends)
+
+    first = next(iter(found.values()))
+    sizes = {name: f"{first[name].bytes:.2f}" if name in first else "" for name in titles}
+    rows = [[title, sizes[name], *cells(name)] for name, title in titles.items()]
+    n = min(len(one) for rows in found.values() for one in rows.values())
+    yield Table(
+        "What each part of fed_auto is worth: the same without it. Worst / median / best of "
+        f"{n} seeds, in %; bytes are those of fixed trainings",
+        ["", "bytes", *found],
+        rows,
+    )
 
 
 def _in_rows(items: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -137,7 +137,8 @@ def run(
     algorithms: Made = functools.cache(_algorithm)  # tasks alike share what is compiled
     for name in tasks or settings.tasks:
         laptop, folder = TASKS[name], out / "runs" / name
-        if all((folder / f"{method}.npz").exists() for method in METHODS):
+        methods = [m for m, one in METHODS.items() if not one.only or name in one.only]
+        if all((folder / f"{method}.npz").exists() for method in methods):
             continue
         try:
             task = laptop.made(name, data)
@@ -157,7 +158,7 @@ def run(
         }
         (folder / "task.json").write_text(json.dumps(words), encoding="utf-8")
         found: dict[str, Any] = {}
-        for method in METHODS:
+        for method in methods:
             found[method] = work.run(method, found, progress)
     return gathered(out, settings)
 

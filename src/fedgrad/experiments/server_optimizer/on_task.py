@@ -19,11 +19,12 @@ LAPTOPS: Mapping[str, Settings] = {
     "cifar100": replace(
         LAPTOP,
         # As many images for a client as the paper has.
-        tasks=(OnTask("cifar100", {"clients": 120}, cohort_size=5),),
-        trials=5,
-        seeds=3,
-        rounds=40,
+        tasks=(OnTask("cifar100", {"clients": 120}, cohort_size=10),),
+        trials=8,
+        seeds=4,
+        rounds=60,
         eval_every=20,
+        evaluated_clients=100,
     ),
     "emnist": replace(
         LAPTOP, tasks=(OnTask("emnist", cohort_size=10),), eval_every=25, evaluated_clients=100
