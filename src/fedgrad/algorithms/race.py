@@ -157,7 +157,7 @@ def race(
             old = state.candidates[name]
             new, metrics = step(name, old, hyper[name], cohort, key, further)
             # Nobody is left to go on with instead: a round that ends so is undone, and told as 0.
-            kept, metrics = _stays_finite(old, new), _named(name, metrics)
+            kept, metrics = stays_finite(old, new), _named(name, metrics)
             new = choose(kept, new, old)
             extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
             return replace(state, candidates={name: new}), replace(metrics, extra=extra)
@@ -217,8 +217,8 @@ def race(
         shown = {f"race.loss.{n}": losses[i] for i, n in enumerate(live)}
         shown |= {f"race.rank.{n}": ranks[i] for i, n in enumerate(live)}
         for n in live:  # of races in the race
-            inside = _inside(n, played[n][1].extra)
-            shown |= {key: value for key, value in inside.items() if key.startswith("race.")}
+            own_races = inside(n, played[n][1].extra)
+            shown |= {key: value for key, value in own_races.items() if key.startswith("race.")}
         trained_ones = {n: played[n][0] for n in live}
         new = RaceState(trained_ones, scores, squares, leader, state.changed)
         # Of this training, what the leader's clients saw is the loss.
@@ -467,7 +467,7 @@ def _ranks(losses: jax.Array) -> jax.Array:
     return better.astype(jnp.float32) + equal.astype(jnp.float32) / 2
 
 
-def _stays_finite(old: Any, new: Any) -> jax.Array:
+def stays_finite(old: Any, new: Any) -> jax.Array:
     """Whether all numbers that were finite are. A state may hold others from the beginning on."""
     floats = [
         jnp.all(jnp.isfinite(b) | ~jnp.isfinite(a))
@@ -477,7 +477,7 @@ def _stays_finite(old: Any, new: Any) -> jax.Array:
     return jnp.all(jnp.array(floats or [True]))
 
 
-def _inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+def inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """A candidate's own metrics; those of a race in the race have its name before theirs."""
     found: dict[str, Any] = {}
     for key, value in extra.items():
@@ -490,7 +490,7 @@ def _named(name: str, metrics: Metrics) -> Metrics:
     """The metrics of the winner, whose hyperparameters have its name before theirs."""
     return replace(
         metrics,
-        extra=_inside(name, metrics.extra),
+        extra=inside(name, metrics.extra),
         hyper={f"{name}.{n}": value for n, value in metrics.hyper.items()},
         hypergradient={f"{name}.{n}": value for n, value in metrics.hypergradient.items()},
     )
