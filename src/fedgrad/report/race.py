@@ -37,7 +37,8 @@ class Race:
 
     def mean(self, name: str, of: Mapping[str, Series], end: int) -> float:
         """The mean over those rounds that counted in the stage that ended then."""
-        begin = max((e for e in map(self.until, self.ranks) if e < end), default=0)
+        first = min(int(series.rounds[0]) for series in self.ranks.values())
+        begin = max([first - 1, *(e for e in map(self.until, self.ranks) if e < end)])
         over = self.over or end < max(map(self.until, self.ranks))
         after = (begin + end) // 2 if over else begin
         series = of[name]
