@@ -339,7 +339,7 @@ def test_what_diverges_in_the_round_before_a_cut_does_not_win():
     def falls(t):
         return jnp.where(t == 2, np.inf, 0.0).astype(float)
 
-    race = fg.race({"falls": by_hand(falls), "worse": by_hand(lambda t: 0.5)}, {0.5: 1})
+    race = fg.race({"falls": by_hand(falls), "worse": by_hand(lambda t: -0.5)}, {0.5: 1})
     for rounds in (3, 6):  # at the end of training, and at the cut
         assert np.isfinite(as_vector(train(race, rounds=rounds).params)).all()
 
