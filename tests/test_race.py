@@ -266,6 +266,10 @@ def test_a_round_is_compiled_once_for_each_stage():
         (lambda: fg.race({"a": AVGM}, {0.5: 1.0}), "whole number"),
         (lambda: fg.race({"a": AVGM}, cut={0.5: 1}), "cuts"),
         (lambda: fg.race([AVGM]), "by name"),
+        (
+            lambda: fg.race({"a": AVGM, "b": SLOW.on(fg.executors.reference())}),
+            "on different executors",
+        ),
         (lambda: fg.race({"a": AVGM}, [0.25]), "so many candidates are left"),
         (lambda: fg.race({"a": AVGM}, {"x": 1}), "between 0 and 1"),
         (lambda: fg.race({"a": AVGM}, {0.1: {"": 1, "b": 1}, 0.5: 1}), "of the family 'b'"),
@@ -335,9 +339,17 @@ def test_what_diverges_in_the_round_before_a_cut_does_not_win():
     def falls(t):
         return jnp.where(t == 2, np.inf, 0.0).astype(float)
 
-    race = fg.race({"falls": by_hand(falls), "worse": by_hand(lambda t: 0.5)}, {0.5: 1})
+    race = fg.race({"falls": by_hand(falls), "worse": by_hand(lambda t: -0.5)}, {0.5: 1})
     for rounds in (3, 6):  # at the end of training, and at the cut
         assert np.isfinite(as_vector(train(race, rounds=rounds).params)).all()
+
+
+def test_a_round_that_ends_the_winner_is_undone_and_told():
+    falls = fg.race({"a": by_hand(lambda t: jnp.where(t == 2, np.inf, 0.1).astype(float))})
+    result = train(falls, rounds=4)
+    # The number in the state is undone, too, so every later round ends so.
+    assert result.history["race.won.a"].tolist() == [1, 1, 0, 0]
+    np.testing.assert_allclose(as_vector(result.params), START + 0.2, rtol=1e-6)
 
 
 def test_a_state_may_hold_what_is_not_finite():

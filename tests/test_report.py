@@ -450,6 +450,20 @@ def test_a_race_shows_who_was_dropped_and_why(tmp_path, rounds, then):
     assert found["g"] == ("4", "6.00", "dropped: diverged")
 
 
+def test_a_race_that_begins_later_has_its_own_half(tmp_path):
+    lines = []
+    for r in range(1, 14):
+        row = {"round": r, "loss": 1.0} | ({"race.won.x": 1.0} if r > 6 else {"race.rank.x": 0.0})
+        row |= {"race.loss.x": 1.0} if r <= 6 else {}
+        if 6 < r <= 12:  # of six rounds the last three count
+            row |= {"race.rank.x.s": 0.0 if r > 9 else 1.0, "race.loss.x.s": 1.0}
+        lines.append(json.dumps(row) + "\n")
+    (tmp_path / "history.jsonl").write_text("".join(lines))
+    (tmp_path / "config.json").write_text(json.dumps({"rounds": 13}))
+    text, _ = report_of(tmp_path)
+    assert ">0.00<" in text[text.index("Inside of x") :] and "had the best rank" in text
+
+
 def test_a_race_in_a_race_is_shown_apart(tmp_path):
     rows = [
         {f"race.{kind}.{n}": float(i) for kind in ("rank", "loss") for i, n in enumerate(names)}

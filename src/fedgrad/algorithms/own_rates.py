@@ -22,8 +22,8 @@ from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.parametrization import learned, log
-from fedgrad.algorithms.race import race, stage
-from fedgrad.algorithms.safeguards import choose, finite
+from fedgrad.algorithms.race import inside, race, stage, stays_finite
+from fedgrad.algorithms.safeguards import choose
 from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.clients.held_out import A_FIFTH
 from fedgrad.core.errors import ArgumentError
@@ -129,10 +129,15 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             assert duel is not None
             both = dict.fromkeys((STAYS, FOLLOWS), hypers[name])
             new, metrics = duel.round(parts["duel"], both, *args)
-            return replace(state, parts={**parts, "duel": new}), replace(metrics, hyper=rates)
+            # It is a race inside of what won the first one.
+            extra = {**inside(name, metrics.extra), f"race.won.{name}": jnp.float32(1)}
+            metrics = replace(metrics, hyper=rates, extra=extra)
+            return replace(state, parts={**parts, "duel": new}), metrics
         new, metrics = base.round(parts["alone"], hypers[name], *args)
-        new = choose(finite(new), new, parts["alone"])
-        return replace(state, parts={"alone": new}), replace(metrics, hyper=rates)
+        kept = stays_finite(parts["alone"], new)
+        new = choose(kept, new, parts["alone"])
+        extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
+        return replace(state, parts={"alone": new}), replace(metrics, hyper=rates, extra=extra)
 
     def between(state: OwnRatesState, done: int, planned: int) -> OwnRatesState:
         for name, game, ends in (("race", raced, won), ("duel", duel, decided)):
@@ -184,10 +189,9 @@ def _rates(hyper: Hyper, branch: str) -> list[str]:
 def _scaled(rates: dict[str, jax.Array], rate: float) -> dict[str, jax.Array]:
     """Another rate; of several, all by one factor, so that the largest one has it. If all are 0,
     each has it."""
-    values = {name: jnp.asarray(value) for name, value in rates.items()}
-    largest = functools.reduce(jnp.maximum, map(jnp.max, values.values()))
+    largest = functools.reduce(jnp.maximum, map(jnp.max, rates.values()))
     still = largest == 0
     return {
         n: jnp.where(still, rate, rate * (v / jnp.where(still, 1, largest))).astype(v.dtype)
-        for n, v in values.items()
+        for n, v in rates.items()
     }

@@ -87,8 +87,9 @@ def race(
 
     All `candidates`, by name, are trained in the same rounds, by the same clients, with the same
     keys. `cuts`: after which part of all rounds how many are left, `{0.1: 3, 0.25: 1}`; by default
-    one of them after a quarter. How many of each family, whose names begin alike: `{0.1: {"adam":
-    2, "avgm": 1}, 0.25: 1}`. Clients judge: each ranks the candidates' models by their loss on
+    one of them after a quarter, and never before two rounds are done: the first one judges what all
+    begin with. How many of each family, whose names begin alike: `{0.1: {"adam": 2, "avgm": 1},
+    0.25: 1}`. Clients judge: each ranks the candidates' models by their loss on
     its own `held_out` examples, and those with the best mean rank in the second half of what there
     is between two cuts are left; meanwhile they are trained without these examples. The last one
     goes on alone, with all of them. None: judged by what they train on.
@@ -107,6 +108,9 @@ def race(
     `{0.5: {"adam": {"server.learning_rate": 0.01}}}`. `incumbent`: a candidate that stays until the
     last cut, and then gives way only to one that is better by more than chance explains (two
     standard errors of what they differ in from round to round).
+
+    A history has `race.loss.NAME` and `race.rank.NAME` of those that race, then `race.won.NAME`: 1,
+    or 0 in a round of the winner that would have ended non-finite, and was undone.
 
     `fg.fit` tells it how many rounds there are; extended, a run goes on with the winner. By hand,
     call `state = race.between(state, rounds_done, rounds)` before every round.
@@ -152,11 +156,10 @@ def race(
             (name,) = live
             old = state.candidates[name]
             new, metrics = step(name, old, hyper[name], cohort, key, further)
-            # Nobody is left to go on with instead.
-            new = choose(_stays_finite(old, new), new, old)
-            metrics = _named(name, metrics)
-            won = {f"race.won.{name}": jnp.float32(1)}
-            extra = {**metrics.extra, **won}
+            # Nobody is left to go on with instead: a round that ends so is undone, and told as 0.
+            kept, metrics = stays_finite(old, new), _named(name, metrics)
+            new = choose(kept, new, old)
+            extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
             return replace(state, candidates={name: new}), replace(metrics, extra=extra)
         train, judges = cohort, Examples.of(cohort)
         if held_out is not None:
@@ -214,8 +217,8 @@ def race(
         shown = {f"race.loss.{n}": losses[i] for i, n in enumerate(live)}
         shown |= {f"race.rank.{n}": ranks[i] for i, n in enumerate(live)}
         for n in live:  # of races in the race
-            inside = _inside(n, played[n][1].extra)
-            shown |= {key: value for key, value in inside.items() if key.startswith("race.")}
+            own_races = inside(n, played[n][1].extra)
+            shown |= {key: value for key, value in own_races.items() if key.startswith("race.")}
         trained_ones = {n: played[n][0] for n in live}
         new = RaceState(trained_ones, scores, squares, leader, state.changed)
         # Of this training, what the leader's clients saw is the loss.
@@ -234,9 +237,14 @@ def race(
     places = {n: one.round.placements[n] for one in candidates.values() for n in one.cohorts}
     made = Program(round, {"cohort": CLIENTS, **places}, signature=_signature(cohorts))
     executors = {one.round.executor for one in candidates.values()}
+    if len(executors) > 1:
+        raise ArgumentError.here(
+            "fg.race: its candidates run on different executors, but they are one round. Put the "
+            "race on one: fg.race(...).on(executor)."
+        )
     return Algorithm(
         init,
-        replace(made, executor=executors.pop() if len(executors) == 1 else None),
+        replace(made, executor=executors.pop()),
         {name: one.hyper for name, one in candidates.items()},
         loss,
         cohorts,
@@ -459,7 +467,7 @@ def _ranks(losses: jax.Array) -> jax.Array:
     return better.astype(jnp.float32) + equal.astype(jnp.float32) / 2
 
 
-def _stays_finite(old: Any, new: Any) -> jax.Array:
+def stays_finite(old: Any, new: Any) -> jax.Array:
     """Whether all numbers that were finite are. A state may hold others from the beginning on."""
     floats = [
         jnp.all(jnp.isfinite(b) | ~jnp.isfinite(a))
@@ -469,7 +477,7 @@ def _stays_finite(old: Any, new: Any) -> jax.Array:
     return jnp.all(jnp.array(floats or [True]))
 
 
-def _inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+def inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """A candidate's own metrics; those of a race in the race have its name before theirs."""
     found: dict[str, Any] = {}
     for key, value in extra.items():
@@ -482,7 +490,7 @@ def _named(name: str, metrics: Metrics) -> Metrics:
     """The metrics of the winner, whose hyperparameters have its name before theirs."""
     return replace(
         metrics,
-        extra=_inside(name, metrics.extra),
+        extra=inside(name, metrics.extra),
         hyper={f"{name}.{n}": value for n, value in metrics.hyper.items()},
         hypergradient={f"{name}.{n}": value for n, value in metrics.hypergradient.items()},
     )

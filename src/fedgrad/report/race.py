@@ -28,7 +28,8 @@ class Race:
 
     losses: Mapping[str, Series]
     ranks: Mapping[str, Series]
-    winner: str | None  # None: it is not over
+    winner: str | None  # None: it is not over, or nobody has told
+    over: bool
 
     def until(self, name: str) -> int:
         """The last round that a candidate raced in."""
@@ -36,8 +37,9 @@ class Race:
 
     def mean(self, name: str, of: Mapping[str, Series], end: int) -> float:
         """The mean over those rounds that counted in the stage that ended then."""
-        begin = max((e for e in map(self.until, self.ranks) if e < end), default=0)
-        over = self.winner is not None or end < max(map(self.until, self.ranks))
+        first = min(int(series.rounds[0]) for series in self.ranks.values())
+        begin = max([first - 1, *(e for e in map(self.until, self.ranks) if e < end)])
+        over = self.over or end < max(map(self.until, self.ranks))
         after = (begin + end) // 2 if over else begin
         series = of[name]
         values = series.values[(series.rounds > after) & (series.rounds <= end)]
@@ -104,6 +106,8 @@ def _then(race: Race, name: str, loss: float, first: bool) -> str:
     if name == race.winner:
         return "goes on alone"
     stayed = [race.mean(n, race.ranks, end) for n in race.ranks if race.stays(n, end)]
+    if not stayed and race.over:
+        return "had the best rank" if first else ""
     if not stayed:  # nobody was dropped then: it is still going on
         return "leads" if first else "is still in it"
     if not math.isfinite(loss):
@@ -127,5 +131,10 @@ def _races(run: Run) -> dict[str, Race]:
             return {n: series for n, series in short.items() if "." not in n}
 
         winner = next(iter(under(WON)), None)
-        found[group] = Race(under(LOSS), under(RANK), winner)
+        ranks = under(RANK)
+        # A race inside of a candidate ends with that candidate, at the latest.
+        alive = curves.get(WON + group, curves.get(RANK + group)) if group else None
+        last = run.rounds if alive is None else int(alive.rounds[-1])
+        over = winner is not None or last > max(int(s.rounds[-1]) for s in ranks.values())
+        found[group] = Race(under(LOSS), ranks, winner, over)
     return found
