@@ -33,6 +33,8 @@ from fedgrad.core.types import Hyper, Key, Params, State
 # most so many bytes. Larger ones follow one another on a client, which then needs the memory of one
 # candidate at a time, and loses no speed.
 TOGETHER = 2**20
+# After a part of all rounds; or that, and at least so many.
+When = float | tuple[float, int]
 CHANCE = 2.0  # standard errors that chance may explain
 CUTS = (
     "after a part of all rounds so many candidates are left, such as {0.1: 3, 0.25: 1}; or so many "
@@ -76,10 +78,10 @@ class RaceState:
 @known_arguments()
 def race(
     candidates: Mapping[str, Algorithm],
-    cuts: Mapping[float, int | Mapping[str, int]] | None = None,
+    cuts: Mapping[When, int | Mapping[str, int]] | None = None,
     held_out: HeldOut | None = A_FIFTH,
     batch_size: int = 50,
-    changes: Mapping[float, Mapping[str, Mapping[str, Any]]] | None = None,
+    changes: Mapping[When, Mapping[str, Mapping[str, Any]]] | None = None,
     incumbent: str | None = None,
     judge: Loss | None = None,
 ) -> Algorithm:
@@ -256,16 +258,16 @@ def race(
 class _Stages:
     """When candidates are judged, and how many are left."""
 
-    cuts: Mapping[float, int | Mapping[str, int]]
+    cuts: Mapping[When, int | Mapping[str, int]]
     order: list[str]  # of the candidates: of two that are equal, the first one stays
     incumbent: str | None
-    changes: tuple[float, ...]  # after which parts of all rounds hyperparameters change
+    changes: tuple[When, ...]  # after which parts of all rounds hyperparameters change
 
     def __post_init__(self) -> None:
         if not isinstance(self.cuts, Mapping):
             raise ArgumentError.here(f"cuts={self.cuts!r}: {CUTS}.")
         counts = []
-        for part, left in sorted(self.cuts.items(), key=lambda cut: str(cut[0])):
+        for part, left in self.cuts.items():
             _require_part("cuts", part)
             families = left if isinstance(left, Mapping) else {"": left}
             for family, count in families.items():
@@ -278,7 +280,7 @@ class _Stages:
             lost = [n for n in self.order if not any(map(n.startswith, families))]
             if lost:
                 raise ArgumentError.here(f"cuts={self.cuts}: {CUTS}. {lost[0]!r} is of none.")
-            counts.append((part, builtins.sum(families.values())))
+            counts.append((_both(part), builtins.sum(families.values())))
         left_over = [count for _, count in sorted(counts)]
         if not counts or left_over[-1] != 1 or left_over != sorted(left_over, reverse=True):
             raise ArgumentError.here(
@@ -289,7 +291,7 @@ class _Stages:
     def ends(self, planned: int) -> dict[int, int | Mapping[str, int]]:
         """After which round how many are left."""
         found: dict[int, int | Mapping[str, int]] = {}
-        for part in sorted(self.cuts):
+        for part in sorted(self.cuts, key=_both):
             # The first round judges the model that all begin with, which tells nothing.
             found[max(2, after(part, planned))] = self.cuts[part]
         return found
@@ -345,9 +347,14 @@ def stage(states: dict[str, Any], incumbent: str | None) -> RaceState:
     return RaceState(states, nothing(states), nothing(others), jnp.int32(0), jnp.int32(0))
 
 
-def after(part: float, planned: int) -> int:
+def after(part: When, planned: int) -> int:
     """How many rounds are done after a part of all."""
-    return max(1, round(part * planned))
+    share, least = _both(part)
+    return max(least, round(share * planned))
+
+
+def _both(part: When) -> tuple[float, int]:
+    return part if isinstance(part, tuple) else (part, 1)
 
 
 def _family(families: Iterable[str], family: str) -> Callable[[str], bool]:
@@ -361,10 +368,12 @@ def _family(families: Iterable[str], family: str) -> Callable[[str], bool]:
 
 
 def _require_part(what: str, part: Any) -> None:
-    if not isinstance(part, int | float) or isinstance(part, bool) or not 0 < part <= 1:
+    share, least = part if isinstance(part, tuple) and len(part) == 2 else (part, 1)
+    number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not number or not 0 < share <= 1 or type(least) is not int or least < 1:
         raise ArgumentError.here(
             f"fg.race({what}=): something is to happen after {part!r} of all rounds. Give a part "
-            "between 0 and 1, such as 0.25."
+            "between 0 and 1, such as 0.25, or (0.25, 10): at least ten."
         )
 
 
@@ -375,10 +384,10 @@ def _require_known(name: str, candidates: Mapping[str, Any]) -> None:
 
 
 def _changes(
-    given: Mapping[float, Mapping[str, Mapping[str, Any]]], candidates: Mapping[str, Algorithm]
-) -> dict[float, dict[str, dict[str, Any]]]:
+    given: Mapping[When, Mapping[str, Mapping[str, Any]]], candidates: Mapping[str, Algorithm]
+) -> dict[When, dict[str, dict[str, Any]]]:
     """Changes of hyperparameters by dotted name, the first one first; checked."""
-    found: dict[float, dict[str, dict[str, Any]]] = {}
+    found: dict[When, dict[str, dict[str, Any]]] = {}
     for part, change in given.items():
         _require_part("changes", part)
         found[part] = {}
@@ -393,7 +402,7 @@ def _changes(
                     f"fg.race(changes=): {scheduled[0]!r} of {name!r} is a schedule. Let the "
                     "schedule change it, or give numbers."
                 )
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items(), key=lambda change: _both(change[0])))
 
 
 def _checked(candidates: Mapping[str, Algorithm]) -> dict[str, Algorithm]:

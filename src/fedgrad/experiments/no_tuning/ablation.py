@@ -1,4 +1,5 @@
-"""What each part of fed_auto is worth: the same race without it, where it was chosen."""
+"""fed_auto as it was frozen before other tasks than digits and Synthetic were looked at (commit
+6cc309a), and what each of its parts is worth: the same race without it, where it was chosen."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,7 +42,7 @@ def raced(
     average: bool = True,
     **more: Any,
 ) -> fg.Algorithm:
-    """fed_auto, or a part of it."""
+    """fed_auto as it was frozen, or a part of it."""
     all = candidates(loss, batch_size, average)
     some = {name: one for name, one in all.items() if name.startswith(family)}
     kept = {n: {"server.estim_lr_coef": 0.0} for n in some if n.startswith("Prodigy")}
@@ -50,7 +51,7 @@ def raced(
 
 
 ABLATIONS: Mapping[str, tuple[str, Make]] = {
-    "all of it": ("fed_auto, made of its parts", raced),
+    "all of it": ("fed_auto as it was frozen", raced),
     "last models judged": (
         "the last models are judged, not the averages",
         lambda loss, batch_size: raced(loss, batch_size, average=False),

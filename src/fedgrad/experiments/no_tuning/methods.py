@@ -156,6 +156,12 @@ METHODS: Mapping[str, Method] = {
         lambda settings, _: Trials({}, list(range(settings.seeds))),
         averages=True,
     ),
+    "blind": Method(
+        "fed_auto as it was frozen, blind",
+        ablation.raced,
+        lambda settings, _: Trials({}, list(range(settings.seeds))),
+        averages=True,
+    ),
     "self-tuning": Method(
         "self_tuning(FedAvgM), random start",
         _tuned,
@@ -196,4 +202,4 @@ METHODS: Mapping[str, Method] = {
 }
 # Those from the best start show what tuning does to what is good already; nobody could pick them.
 AT_BEST = ("good", "good-tuned", "good-followed")
-OURS = ("auto", "self-tuning")
+OURS = ("auto", "blind", "self-tuning")
