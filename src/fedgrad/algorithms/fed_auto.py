@@ -21,8 +21,8 @@ from fedgrad.core.errors import known_arguments
 # that of its clients matters little, unless features are very large or very small.
 PRODIGY = {"1e-2": 1e-2, "1": 1.0}
 MOMENTUM = {"1e-3": 1e-3, "3e-3": 10**-2.5, "1e-2": 1e-2, "3e-2": 10**-1.5, "1e-1": 1e-1}
-# After a twentieth of all rounds the best rates of FedAvgM are known well enough, after a quarter who
-# ends best. Prodigy starts slowly, so both stay until then.
+# After a twentieth of all rounds the best rates of FedAvgM are known well enough, after a quarter
+# who ends best. Prodigy starts slowly, so both stay until then.
 CUTS: dict[When, int | Mapping[str, int]] = {
     (0.05, 10): {"Prodigy": 2, "FedAvgM": 2},
     (0.25, 20): 1,
@@ -52,7 +52,8 @@ def fed_auto(
     Servers with Prodigy (which estimates its own rate) and with momentum, each with clients of
     several rates, race for a quarter of all rounds (`fg.race`), judged by examples that they do not
     train on. Then the best goes on alone; the model is an average of its late ones
-    (`fg.averaged`). It sends about two and a half times the bytes of one training of as many rounds.
+    (`fg.averaged`). It sends about two and a half times the bytes of one training of as many
+    rounds.
 
     What clients do in a round is yours to choose: `batch_size`, `epochs` or `steps`; `weighting`
     as for `fed_opt`. If what you care about is not the loss, say so: `judge`, a function `(params,

@@ -33,7 +33,8 @@ from fedgrad.core.types import Hyper, Key, Params, State
 # most so many bytes. Larger ones follow one another on a client, which then needs the memory of one
 # candidate at a time, and loses no speed.
 TOGETHER = 2**20
-# After a part of all rounds; or that, and at least so many.
+# After a part of all rounds; or that, and at least so many. It is the key of a mapping, and mypy
+# takes a mapping with keys of one kind for none with keys of either: they are Any there.
 When = float | tuple[float, int]
 CHANCE = 2.0  # standard errors that chance may explain
 CUTS = (
@@ -78,10 +79,10 @@ class RaceState:
 @known_arguments()
 def race(
     candidates: Mapping[str, Algorithm],
-    cuts: Mapping[When, int | Mapping[str, int]] | None = None,
+    cuts: Mapping[Any, int | Mapping[str, int]] | None = None,
     held_out: HeldOut | None = A_FIFTH,
     batch_size: int = 50,
-    changes: Mapping[When, Mapping[str, Mapping[str, Any]]] | None = None,
+    changes: Mapping[Any, Mapping[str, Mapping[str, Any]]] | None = None,
     incumbent: str | None = None,
     judge: Loss | None = None,
 ) -> Algorithm:
@@ -258,7 +259,7 @@ def race(
 class _Stages:
     """When candidates are judged, and how many are left."""
 
-    cuts: Mapping[When, int | Mapping[str, int]]
+    cuts: Mapping[Any, int | Mapping[str, int]]
     order: list[str]  # of the candidates: of two that are equal, the first one stays
     incumbent: str | None
     changes: tuple[When, ...]  # after which parts of all rounds hyperparameters change
@@ -384,7 +385,7 @@ def _require_known(name: str, candidates: Mapping[str, Any]) -> None:
 
 
 def _changes(
-    given: Mapping[When, Mapping[str, Mapping[str, Any]]], candidates: Mapping[str, Algorithm]
+    given: Mapping[Any, Mapping[str, Mapping[str, Any]]], candidates: Mapping[str, Algorithm]
 ) -> dict[When, dict[str, dict[str, Any]]]:
     """Changes of hyperparameters by dotted name, the first one first; checked."""
     found: dict[When, dict[str, dict[str, Any]]] = {}

@@ -17,6 +17,15 @@ STATEMENTS = {
         "The median of fed_auto is above the best of them.",
         "Median of fed_auto against the best fixed, in %",
     ),
+    "blind worst tenth": (
+        "So is that of fed_auto as it was frozen before any task but digits and synthetic was "
+        "looked at.",
+        "Worst tenth of the frozen fed_auto against the best fixed, in %",
+    ),
+    "blind median": (
+        "And its median is above the best of them.",
+        "Median of the frozen fed_auto against the best fixed, in %",
+    ),
     "bytes": (
         f"fed_auto takes at most {BYTES:g} times the bytes of one fixed training.",
         "Bytes of a fixed training",

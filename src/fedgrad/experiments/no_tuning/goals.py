@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -10,10 +11,12 @@ from fedgrad.experiments.no_tuning.tasks import data_set
 from fedgrad.experiments.results import Results
 
 # Trainings of each method, without which nothing is decided; and of which methods each goal is.
-ENOUGH = {"auto": 20, "fedavgm": 50, "fedadam": 25, "good": 5, "good-tuned": 5}
+ENOUGH = {"auto": 20, "blind": 20, "fedavgm": 50, "fedadam": 25, "good": 5, "good-tuned": 5}
 NEEDS = {
     "worst tenth": ("auto", *FIXED),
     "median": ("auto", *FIXED),
+    "blind worst tenth": ("blind", *FIXED),
+    "blind median": ("blind", *FIXED),
     "bytes": ("auto", "fedavgm"),
     "finite": ("auto",),
     "good start": ("good", "good-tuned"),
@@ -49,12 +52,12 @@ def goals(results: Results, task: str) -> dict[str, Goal]:
     }
 
 
-def _worst(found: Found, enough: bool) -> Goal:
-    return _against(found["auto"].worst, sweep(found), -WITHIN - ROUNDING, enough)
+def _worst(found: Found, enough: bool, method: str = "auto") -> Goal:
+    return _against(found[method].worst, sweep(found), -WITHIN - ROUNDING, enough)
 
 
-def _median(found: Found, enough: bool) -> Goal:
-    return _against(found["auto"].median, sweep(found), ROUNDING, enough)
+def _median(found: Found, enough: bool, method: str = "auto") -> Goal:
+    return _against(found[method].median, sweep(found), ROUNDING, enough)
 
 
 def _bytes(found: Found, _: bool) -> Goal:
@@ -81,6 +84,8 @@ def _against(ours: float, theirs: float, least: float, enough: bool) -> Goal:
 _GOALS: dict[str, Callable[[Found, bool], Goal]] = {
     "worst tenth": _worst,
     "median": _median,
+    "blind worst tenth": partial(_worst, method="blind"),
+    "blind median": partial(_median, method="blind"),
     "bytes": _bytes,
     "finite": _finite,
     "good start": _good_start,

@@ -24,6 +24,8 @@ SHOWN = {
 GOALS = {
     "worst tenth": "worst tenth − best fixed",
     "median": "median − best fixed",
+    "blind worst tenth": "blind: worst tenth",
+    "blind median": "blind: median",
     "bytes": "bytes",
     "finite": "not finite",
     "good start": "from a good start",
@@ -110,8 +112,9 @@ def _goals(results: Results) -> Table:
     title = (
         "fed_auto against the best of all fixed trainings (FedAvgM and FedAdam, last and averaged "
         "models), in points; its bytes in fixed trainings; trainings that ended not finite; "
-        "self_tuning against fixed from the best start, in points. ✓ as was asked for, ✗ not, ? "
-        "too few trainings to decide"
+        "self_tuning against fixed from the best start, in points. Blind: fed_auto as it was "
+        "frozen before any task but digits and synthetic was looked at. ✓ as was asked for, ✗ not, "
+        "? too few trainings to decide"
     )
     title += f". Not run: {', '.join(left)}" if left else ""
     title += f" ({', '.join(data)} with --task-option data=FOLDER)" if data else ""
