@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from fedgrad.experiments.no_tuning.outcome import FIXED, Outcome, outcomes
+from fedgrad.experiments.no_tuning.outcome import FIXED, Outcome, outcomes, rivals
 from fedgrad.experiments.no_tuning.tasks import data_set
 from fedgrad.experiments.results import Results
 
@@ -104,14 +104,17 @@ class Mean:
 
 
 def means(results: Results) -> dict[str, Mean]:
-    """Of each method. Tasks of one data set count as one; only tasks on which all methods were run
-    count."""
+    """Of each method. Tasks of one data set count as one; only tasks on which fed_auto and all that
+    one could take instead were run count, and methods that were run on all of these."""
     found = {task: outcomes(results, task) for task in results.facts["tasks"]}
     every = {name: one.title for each in found.values() for name, one in each.items()}
+    needed = {*rivals(every), "auto"} & every.keys()
     sets: dict[str, list[dict[str, Outcome]]] = {}
     for task, each in found.items():
-        if each.keys() == every.keys():
+        if each.keys() >= needed:
             sets.setdefault(data_set(task), []).append(each)
+    counted = [each for some in sets.values() for each in some]
+    every = {n: title for n, title in every.items() if all(n in each for each in counted)}
 
     def mean(name: str, of: Callable[[Outcome], float]) -> float:
         return float(

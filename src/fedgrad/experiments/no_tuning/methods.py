@@ -196,7 +196,7 @@ METHODS: Mapping[str, Method] = {
     ),
     "halving": Method("successive halving of FedAvgM", _of(fg.fed_avgm), _seeds, searches=True),
     **{
-        name: Method(title, make, _seeds, averages=True, only=ablation.TASKS)
+        name: Method(title, make, _seeds, averages=True, only=ablation.tasks_of(name))
         for name, (title, make) in ablation.ABLATIONS.items()
     },
 }
