@@ -61,7 +61,8 @@ def measured(
         n: base.starting({"client.learning_rate": r}) for n, r in zip(names, rates, strict=True)
     }
     race, key = fg.race(candidates, {1.0: 1}), jax.random.key(0)
-    one = race.between(race.init(params), 1, 1)  # the winner alone
+    one = race.between(race.init(params), 2, 2)  # the winner alone
+    assert len(one.candidates) == 1
     held_out = fg.HeldOut()
     alone = fg.holding_out(base, held_out)
     judge = fg.GradientCohort("same", held_out=held_out).program(base.loss)
