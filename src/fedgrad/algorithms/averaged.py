@@ -70,7 +70,9 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
 
     def between(state: AveragedState, done: int, planned: int) -> State:
         assert algorithm.between is not None
-        return replace(state, inner=algorithm.between(state.inner, done, planned))
+        inner = algorithm.between(state.inner, done, planned)
+        # The same state, not one like it: `fit` places anew what has changed.
+        return state if inner is state.inner else replace(state, inner=inner)
 
     return replace(
         algorithm,

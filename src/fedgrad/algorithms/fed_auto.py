@@ -1,7 +1,8 @@
 """Training that needs no hyperparameter: which server, and which rates, is found out on the way.
 
-The recipe was chosen on two tasks (digits and Synthetic(1, 1), with their features scaled by 0.02,
-1 and 50, and with few examples), frozen, and then tested on others: docs/no-tuning.md.
+A first recipe was chosen on two tasks (digits and Synthetic(1, 1), with their features scaled by
+0.02, 1 and 50, and with few examples), frozen, and then tested on others. This is the second one,
+which has seen those: docs/no-tuning.md has both.
 """
 
 from collections.abc import Mapping

@@ -22,8 +22,8 @@ from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.parametrization import learned, log
-from fedgrad.algorithms.race import inside, race, stage, stays_finite
-from fedgrad.algorithms.safeguards import choose
+from fedgrad.algorithms.race import inside, race, stage
+from fedgrad.algorithms.safeguards import undone
 from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.clients.held_out import A_FIFTH
 from fedgrad.core.errors import ArgumentError
@@ -134,8 +134,7 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             metrics = replace(metrics, hyper=rates, extra=extra)
             return replace(state, parts={**parts, "duel": new}), metrics
         new, metrics = base.round(parts["alone"], hypers[name], *args)
-        kept = stays_finite(parts["alone"], new)
-        new = choose(kept, new, parts["alone"])
+        new, kept = undone(parts["alone"], new)
         extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
         return replace(state, parts={"alone": new}), replace(metrics, hyper=rates, extra=extra)
 

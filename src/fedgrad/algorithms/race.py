@@ -20,7 +20,7 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.objective import Loss, client_loss
-from fedgrad.algorithms.safeguards import choose, finite
+from fedgrad.algorithms.safeguards import finite, undone
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import A_FIFTH, HeldOut, require_rule
 from fedgrad.clients.population import Population
@@ -160,8 +160,8 @@ def race(
             old = state.candidates[name]
             new, metrics = step(name, old, hyper[name], cohort, key, further)
             # Nobody is left to go on with instead: a round that ends so is undone, and told as 0.
-            kept, metrics = stays_finite(old, new), _named(name, metrics)
-            new = choose(kept, new, old)
+            new, kept = undone(old, new)
+            metrics = _named(name, metrics)
             extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
             return replace(state, candidates={name: new}), replace(metrics, extra=extra)
         train, judges = cohort, Examples.of(cohort)
@@ -475,16 +475,6 @@ def _ranks(losses: jax.Array) -> jax.Array:
     better = jnp.sum(found[None, :] < found[:, None], axis=1)
     equal = jnp.sum(found[None, :] == found[:, None], axis=1) - 1
     return better.astype(jnp.float32) + equal.astype(jnp.float32) / 2
-
-
-def stays_finite(old: Any, new: Any) -> jax.Array:
-    """Whether all numbers that were finite are. A state may hold others from the beginning on."""
-    floats = [
-        jnp.all(jnp.isfinite(b) | ~jnp.isfinite(a))
-        for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
-        if jnp.issubdtype(jnp.result_type(b), jnp.inexact)
-    ]
-    return jnp.all(jnp.array(floats or [True]))
 
 
 def inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:

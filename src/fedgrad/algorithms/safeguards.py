@@ -144,3 +144,15 @@ def finite(tree: Any) -> jax.Array:
 def choose(condition: jax.Array, new: Any, old: Any) -> Any:
     """One tree or the other."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def undone(old: Any, new: Any) -> tuple[Any, jax.Array]:
+    """The new state, or the old one if a number that was finite is not any more; and whether it is
+    the new one. A state may hold others from the beginning on."""
+    floats = [
+        jnp.all(jnp.isfinite(b) | ~jnp.isfinite(a))
+        for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+        if jnp.issubdtype(jnp.result_type(b), jnp.inexact)
+    ]
+    good = jnp.all(jnp.array(floats or [True]))
+    return choose(good, new, old), good
