@@ -23,7 +23,7 @@ from fedgrad.experiments.no_tuning.training import key
 # ---- tasks
 
 
-@pytest.mark.parametrize("name", ["emnist", "shakespeare", "tags"])
+@pytest.mark.parametrize("name", ["emnist", "cifar100", "shakespeare", "words", "tags"])
 def test_tasks_of_real_data_on_generated_ones(name):
     task = getattr(laptops, name)()
     assert max(task.train.counts) <= laptops.MOST
@@ -37,7 +37,7 @@ def test_what_a_client_has_of_text_is_what_comes_next():
         "x": np.array([[1, 5, 6, 7], [1, 8, 0, 0]]),
         "y": np.array([[5, 6, 7, 2], [8, 2, 0, 0]]),
     }
-    found = laptops._next_characters(pieces)
+    found = laptops._what_is_next(pieces)
     pairs = {
         tuple(x[-3:]): y for x, y in zip(found["x"].tolist(), found["y"].tolist(), strict=True)
     }

@@ -22,6 +22,9 @@ MOST = 160  # examples of a client that train, where data are real
 WORDS = 32  # of an example with tags
 CONTEXT = 6  # characters before the one that comes next
 EMBEDDED, HIDDEN = 8, 64
+# Of numbers of words: those that a model knows, which of them is for all others, and from which on
+# they are words. The next one is a word that is known.
+FREQUENT, UNKNOWN, WORD = 1000, 1, 4
 
 
 @dataclass(frozen=True)
@@ -70,18 +73,29 @@ def emnist(data: Any = None) -> fg.tasks.Task:
     return _as_classifier(task, _halved, lambda key: fg.tasks.classifier.random(key, sizes))
 
 
+def cifar100(data: Any = None) -> fg.tasks.Task:
+    """Images of 8 x 8, standardised: one hidden layer."""
+    task = fg.tasks.task("cifar100", data=data)
+    sizes = (8 * 8 * 3, HIDDEN, 100)
+    return _as_classifier(task, _small, lambda key: fg.tasks.classifier.random(key, sizes))
+
+
 def shakespeare(data: Any = None) -> fg.tasks.Task:
     """The next character, by the embedded ones before it: one hidden layer."""
     task = fg.tasks.task("shakespeare", data=data)
     tokens = 1 + max(int(jnp.max(leaf)) for leaf in jax.tree.leaves(task.train.everyone.store))
-    sizes = (CONTEXT * EMBEDDED, HIDDEN, tokens)
+    return _as_classifier(task, _what_is_next, partial(_language, tokens=tokens), _embedded)
 
-    def init(key: jax.Array) -> Any:
-        first, rest = jax.random.split(key)
-        table = 0.05 * jax.random.normal(first, (tokens, EMBEDDED), jnp.float32)
-        return {"embedding": table, "layers": fg.tasks.classifier.random(rest, sizes)}
 
-    return _as_classifier(task, _next_characters, init, _embedded)
+def words(data: Any = None) -> fg.tasks.Task:
+    """The next word, if it is frequent, by the embedded ones before it: one hidden layer."""
+    task = fg.tasks.task("stackoverflow_words", data=data)
+
+    def convert(client: Client) -> Client:
+        x, y = (np.where(client[n] < FREQUENT, client[n], UNKNOWN) for n in ("x", "y"))
+        return _what_is_next({"x": x, "y": np.where(y >= WORD, y, 0)})
+
+    return _as_classifier(task, convert, partial(_language, tokens=FREQUENT), _embedded)
 
 
 def tags(data: Any = None) -> fg.tasks.Task:
@@ -124,6 +138,8 @@ TASKS: Mapping[str, Laptop] = {
     "synthetic": Laptop(synthetic, 200, 10),
     "emnist": Laptop(emnist, 150, 10, ("femnist", "emnist")),
     "shakespeare": Laptop(shakespeare, 150, 10, ("shakespeare",)),
+    "cifar100": Laptop(cifar100, 150, 10, ("cifar100",)),
+    "words": Laptop(words, 150, 10, ("stackexchange", "stackoverflow")),
     "tags": Laptop(tags, 150, 10, ("stackexchange", "stackoverflow")),
     **{
         f"{name}_x{scale:g}": Laptop(partial(table, load, scale), 100, 5)
@@ -176,6 +192,13 @@ def _as_classifier(
     )
 
 
+def _language(key: jax.Array, tokens: int) -> Any:
+    first, rest = jax.random.split(key)
+    table = 0.05 * jax.random.normal(first, (tokens, EMBEDDED), jnp.float32)
+    sizes = (CONTEXT * EMBEDDED, HIDDEN, tokens)
+    return {"embedding": table, "layers": fg.tasks.classifier.random(rest, sizes)}
+
+
 def _embedded(params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
     rows = jnp.take(params["embedding"], x, axis=0, mode="clip")
     return params["layers"], rows.reshape(len(x), -1)
@@ -187,7 +210,14 @@ def _halved(client: Client) -> Client:
     return {"x": x.reshape(len(x), -1), "y": client["y"].astype(np.int32)}
 
 
-def _next_characters(client: Client) -> Client:
+def _small(client: Client) -> Client:
+    """The means of nine pixels each, of mean 0 and deviation 1 in an image."""
+    x = client["x"].reshape(-1, 8, 3, 8, 3, 3).astype(np.float32).mean((2, 4)).reshape(-1, 192)
+    x = (x - x.mean(1, keepdims=True)) / (x.std(1, keepdims=True) + 1e-3)
+    return {"x": x, "y": client["y"].astype(np.int32)}
+
+
+def _what_is_next(client: Client) -> Client:
     """Of pieces of text, the places where something comes next: what is before it, and it. They
     are taken in an order that is random, and always the same."""
     x, y = (client[name].astype(np.int32) for name in ("x", "y"))
