@@ -21,51 +21,37 @@ AUTO = fg.fed_auto(loss, batch_size=10)
 
 
 def test_nothing_has_to_be_said_and_it_learns():
-    result = train(fg.fed_auto(loss))
+    result = train(fg.fed_auto(loss), rounds=60)
     evaluation = fg.Evaluation({"loss": loss}, POPULATION)
     assert evaluation(result.params)["loss"] < 0.9 * evaluation(as_params(START))["loss"]
     assert len(result.state.candidates) == 1
 
 
-def test_two_families_race_and_two_of_each_reach_the_second_stage():
-    result = train(AUTO, rounds=40)
-    until = {n: result.history.rounds(f"race.rank.{n}")[-1] for n in AUTO.hyper}
-    assert sorted(until.values()) == [10, 10, 10, 20, 20, 20, 20]  # ten rounds at least
-    assert sum(n.startswith("Prodigy") for n, last in until.items() if last == 20) == 2
-    (winner,) = result.state.candidates
-    assert until[winner] == 20
+def test_three_race_for_a_quarter_and_at_least_thirty_rounds():
+    for rounds, until in ((40, 30), (160, 40)):
+        seen = train(AUTO, rounds=rounds, callbacks=[lambda r, *_, u=until: r == u + 1])
+        assert [seen.history.rounds(f"race.rank.{n}")[-1] for n in AUTO.hyper] == 3 * [until]
+        (winner,) = seen.state.candidates
+        assert [*seen.history.rounds(f"race.won.{winner}")] == [until + 1]
 
 
-def test_it_sends_two_and_a_half_times_what_one_training_does():
+def test_it_sends_less_than_twice_what_one_training_does():
     shown = fg.explain(AUTO, as_params(START), POPULATION.everyone, rounds=200)
-    assert [(p.first, p.last) for p in shown.phases] == [(1, 10), (11, 50), (51, 200)]
-    assert [len(p.candidates) for p in shown.phases] == [7, 4, 1]
+    assert [(p.first, p.last) for p in shown.phases] == [(1, 50), (51, 200)]
+    assert [len(p.candidates) for p in shown.phases] == [3, 1]
     big = {"b": np.zeros(()), "w": np.zeros(1000)}
     clients = fg.population([{"x": np.zeros((3, 1000)), "y": np.ones(3)}])
     shown = fg.explain(AUTO, big, clients.everyone, rounds=200)
-    # Seven for a twentieth, four to a quarter, and while they race their averages, too.
-    assert shown.times == pytest.approx(0.05 * 7 * 1.5 + 0.2 * 4 * 1.5 + 0.75, rel=0.01)
+    # Three for a quarter, and while they race their averages, too.
+    assert shown.times == pytest.approx(0.25 * 3 * 1.5 + 0.75, rel=0.01)
 
 
-@pytest.mark.parametrize("stop", [1, 12, 25])
+@pytest.mark.parametrize("stop", [1, 12, 31])
 def test_resumes_bit_by_bit(tmp_path, stop):
-    whole = train(AUTO, rounds=32)
-    train(AUTO, rounds=32, out=tmp_path, callbacks=[lambda round, *_: round == stop])
-    again = train(AUTO, rounds=32, out=tmp_path)
+    whole = train(AUTO, rounds=36)
+    train(AUTO, rounds=36, out=tmp_path, callbacks=[lambda round, *_: round == stop])
+    again = train(AUTO, rounds=36, out=tmp_path)
     jax.tree.map(np.testing.assert_array_equal, again.state, whole.state)
-
-
-def test_the_estimate_of_prodigy_is_kept_after_an_eighth_and_at_least_25_rounds():
-    seen = {}
-
-    def look(round, state, metrics):
-        inner = state.candidates["Prodigy, clients 1e-2"].inner
-        seen[round] = float(inner.optimizer.estim_lr)
-        return round == 30
-
-    train(AUTO, rounds=150, callbacks=[look])
-    assert seen[5] < seen[20]
-    assert len({rate for round, rate in seen.items() if round >= 25}) == 1
 
 
 def test_rates_are_not_asked_for():
@@ -97,19 +83,20 @@ def test_a_race_then_a_duel_with_hypergradients_then_alone():
     tuned = fg.self_tuning(BAD)
     result = train(tuned, rounds=40)
     history, (winner,) = result.history, result.state.rates
-    assert history.rounds(f"race.rank.{GIVEN}")[-1] == 10  # it stays until the last cut
-    assert [*history.rounds(f"race.rank.{winner}.follows")] == [*range(11, 21)]
-    assert [*history.rounds(f"race.rank.{winner}.stays")] == [*range(11, 21)]
+    assert history.rounds(f"race.rank.{GIVEN}")[-1] == 20  # it stays until the last cut
+    assert [*history.rounds(f"race.rank.{winner}.follows")] == [*range(21, 31)]
+    assert [*history.rounds(f"race.rank.{winner}.stays")] == [*range(21, 31)]
     shown = fg.explain(tuned, as_params(START), POPULATION.everyone, rounds=40)
     assert [(p.first, p.last, len(p.candidates)) for p in shown.phases] == [
-        (1, 2, 13),
+        (1, 2, 10),
         (3, 10, 3),
         (11, 20, 2),
-        (21, 40, 0),
+        (21, 30, 2),
+        (31, 40, 0),
     ]
 
 
-@pytest.mark.parametrize("stop", [1, 6, 10, 14, 20, 30])
+@pytest.mark.parametrize("stop", [1, 6, 10, 20, 24, 30, 35])
 def test_own_rates_resume_bit_by_bit(tmp_path, stop):
     tuned = fg.self_tuning(BAD)
     whole = train(tuned, rounds=40)
@@ -121,8 +108,8 @@ def test_own_rates_resume_bit_by_bit(tmp_path, stop):
 def test_the_rate_that_hypergradients_found_is_used_if_they_won():
     """Whoever wins the duel, training goes on with the rate that it had."""
     tuned = fg.self_tuning(BAD.starting({"client.learning_rate": 0.03}))
-    before = train(tuned, rounds=40, callbacks=[lambda round, *_: round == 20]).state
-    after = tuned.between(before, 20, 40)
+    before = train(tuned, rounds=40, callbacks=[lambda round, *_: round == 30]).state
+    after = tuned.between(before, 30, 40)
     (name,) = before.rates
     followed = before.parts["duel"].candidates["follows"]
     rate = float(after.rates[name]["server.learning_rate"])
@@ -152,20 +139,20 @@ def test_where_it_starts_is_a_start_like_any_other():
     good = tuned.starting({"client.learning_rate": 0.3, "server.learning_rate": 0.7})
     assert good.round is tuned.round
     state = good.init(as_params(START))
-    assert len(state.rates) == 13
+    assert len(state.rates) == 10
     assert float(state.rates[GIVEN]["client.learning_rate"]) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
     "algorithm, candidates",
     [
-        (fg.fed_prodigy(loss), 13),  # its server's rate is a number, too
-        (fg.fed_exp(loss), 5),
+        (fg.fed_prodigy(loss), 10),  # its server's rate is a number, too
+        (fg.fed_exp(loss), 4),
         (fg.fed_sgd(loss), 4),
-        (fg.fed_adam(loss), 13),
-        (fg.fed_avg(loss, fg.local_training({"b": 0.1, "w": 0.2})), 13),
-        (fg.fed_avg(loss, fg.local_training({"b": 0.0, "w": 0.2})), 13),
-        (fg.fed_avg(loss, fg.local_training(0.0)), 13),
+        (fg.fed_adam(loss), 10),
+        (fg.fed_avg(loss, fg.local_training({"b": 0.1, "w": 0.2})), 10),
+        (fg.fed_avg(loss, fg.local_training({"b": 0.0, "w": 0.2})), 10),
+        (fg.fed_avg(loss, fg.local_training(0.0)), 10),
     ],
     ids=lambda x: getattr(getattr(x, "round", None), "name", ""),
 )

@@ -31,7 +31,7 @@ NO_TUNING = Experiment(
     name="no-tuning",
     description=(
         "Training that needs no tuning: fed_auto against the best of 50 fixed FedAvgM and 25 fixed "
-        "FedAdam trainings, and against what else one could take, on eight data sets."
+        "FedAdam trainings, and against what else one could take, on ten data sets."
     ),
     sizes={
         "quick": Settings(

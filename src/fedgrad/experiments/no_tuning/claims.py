@@ -18,8 +18,8 @@ STATEMENTS = {
         "Median of fed_auto against the best fixed, in %",
     ),
     "blind worst tenth": (
-        "So is that of fed_auto as it was frozen before any task but digits and synthetic was "
-        "looked at.",
+        "So is that of fed_auto as it was frozen before anybody had looked at a task (but for "
+        "digits and synthetic).",
         "Worst tenth of the frozen fed_auto against the best fixed, in %",
     ),
     "blind median": (

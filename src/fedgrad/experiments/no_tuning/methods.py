@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ SPACE = {
     "server.learning_rate": fg.log_uniform(1e-3, 10.0),
     "server.momentum": fg.uniform(0.0, 1.0),
 }
+BLIND = "fed_auto as it was frozen, blind"
 FAR = (0.001, 0.1, 10.0)  # rates of clients from which a method should find the right one
 
 
@@ -157,10 +159,18 @@ METHODS: Mapping[str, Method] = {
         averages=True,
     ),
     "blind": Method(
-        "fed_auto as it was frozen, blind",
-        ablation.raced,
+        BLIND,
+        ablation.first,
         lambda settings, _: Trials({}, list(range(settings.seeds))),
         averages=True,
+        only=tuple(name for name in TASKS if name not in ablation.UNSEEN),
+    ),
+    "frozen": Method(
+        BLIND,
+        partial(ablation.third, kept=None),
+        lambda settings, _: Trials({}, list(range(settings.seeds))),
+        averages=True,
+        only=ablation.UNSEEN,
     ),
     "self-tuning": Method(
         "self_tuning(FedAvgM), random start",

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from fedgrad.experiments.no_tuning.ablation import ABLATIONS
-from fedgrad.experiments.no_tuning.methods import AT_BEST, METHODS, OURS
+from fedgrad.experiments.no_tuning.methods import AT_BEST, BLIND, METHODS, OURS
 from fedgrad.experiments.no_tuning.rules import RATE
 from fedgrad.experiments.no_tuning.tasks import data_set
 from fedgrad.experiments.no_tuning.training import key
@@ -64,6 +64,7 @@ def outcomes(results: Results, task: str) -> dict[str, Outcome]:
         if name in ABLATIONS:
             continue
         one = _outcome(results, task, name)
+        name = "blind" if METHODS[name].title == BLIND else name  # whichever recipe that was
         if METHODS[name].rates:
             starts = results.arrays[key(task, name, f"start/{RATE}")]
             for rate in METHODS[name].rates:
