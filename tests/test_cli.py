@@ -590,7 +590,7 @@ def experiment(monkeypatch):
         ],
         claims=lambda results: [
             Claim("It falls.", True, "0.25 < 1"),
-            Claim("It is negative.", results.settings["seeds"] == 1 and None, "0.25"),
+            Claim("It is negative.", False, "0.25"),
             Claim("It is cheap.", None, "not measured"),
         ],
     )
@@ -623,7 +623,7 @@ def test_reproduce(experiment, tmp_path, capsys, monkeypatch):
         (["--quick"], "made-up-quick", 0),
         (["--full"], "made-up-full", 0),
         (["--full", "--check"], "made-up-full", 3),
-        (["--quick", "--check"], "made-up-quick", 0),  # what is not tested does not fail
+        (["--quick", "--check"], "made-up-quick", 0),  # what is not decided does not fail
         (["--out", "here"], "here", 0),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
@@ -636,10 +636,26 @@ def test_sizes_and_exit_codes(experiment, tmp_path, capsys, monkeypatch, flags, 
     assert said["report"] == str(
         Path(folder if "here" in folder else f"out/{folder}", "report.html")
     )
-    assert [claim["holds"] for claim in said["claims"]][::2] == [True, None]
+    small = "--quick" in flags  # it decides nothing, whatever its numbers are
+    held = [None, None, None] if small else [True, False, None]
+    assert [claim["holds"] for claim in said["claims"]] == held
+    assert [claim["too_small"] for claim in said["claims"]] == [small, small, False]
     assert said["tables"][0]["rows"] == [["ours", "0.25"]]
     results = json.loads((tmp_path / said["folder"] / "results.json").read_text())
     assert results["settings"] == {"seeds": {"quick": 1, "full": 9}.get(said["size"], 3)}
+
+
+def test_what_is_too_small_says_so(experiment, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    folder = tmp_path / "quick"
+    assert main(["reproduce", "made-up", "--quick", "--check", "--out", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "DOES NOT HOLD" not in out and out.count("too small to decide") == 2
+    assert "Too small to decide 2 of 3 claims" in out and "0.25 < 1" in out  # with the numbers
+    text = (folder / "results.txt").read_text()
+    assert "[too small to decide] It is negative." in text and "[not tested] It is cheap." in text
+    assert main(["report", str(folder), "--quiet"]) == 0  # made again, it still does not judge
+    assert "Does not hold" not in (folder / "report.html").read_text()
 
 
 def test_unknown_experiments_and_folders(experiment, tmp_path, capsys):

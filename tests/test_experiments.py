@@ -3,7 +3,7 @@
 import itertools
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import jax
 import numpy as np
@@ -105,6 +105,29 @@ def test_the_report_counts_what_was_tested():
     assert "[holds] A.\n    1 < 2" in text
     assert "[DOES NOT HOLD] B." in text and "[not tested] C." in text
     assert text.endswith("1 of 2 tested claims hold.")
+
+
+def test_what_is_too_small_has_no_verdict(tmp_path):
+    """Neither from the quick size nor from one seed, whichever way it came out."""
+    made = [Claim("A.", True, "1 < 2"), Claim("B.", False, "2 > 1"), Claim("C.", None, "")]
+    some = replace(EXPERIMENTS["client-weighting"], claims=lambda results: made)
+    some = replace(some, figures=lambda results: {}, tables=lambda results: [])
+    quick, ours = (asdict(some.settings(size)) for size in ("quick", "default"))
+    for settings, facts, decided in (
+        (quick, {"size": "quick"}, False),
+        ({**ours, "seeds": 1}, {"size": ""}, False),
+        (ours, {"size": "default"}, True),
+        (ours, {}, True),  # of an older version
+    ):
+        shown = show(some, Results("x", settings, facts, {}), tmp_path)
+        words = ["holds", "DOES NOT HOLD"] if decided else ["too small to decide"] * 2
+        assert [claim.verdict for claim in shown.claims] == [*words, "not tested"]
+        assert "2 > 1" in shown.claims[1].evidence
+    assert [some.size_of(one) for one in (quick, ours, {**ours, "seeds": 1})] == [
+        "quick",
+        "default",
+        "",
+    ]
 
 
 def test_a_figure_follows_the_readers_theme(tmp_path):
