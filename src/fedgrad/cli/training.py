@@ -136,6 +136,10 @@ def decided(asked: A) -> tuple[A, Task, Algorithm]:
         cohort=asked.cohort or made.defaults.cohort_size,
         weighting=asked.weighting or takes.get("weighting", ""),
     )
+    if asked.cohort > (there := len(made.train)):
+        raise ArgumentError(
+            f"--cohort {asked.cohort}: there are {there} clients. Ask for 1 to {there}."
+        )
     rate, work = made.defaults.client_learning_rate, {"batch_size": asked.batch_size}
     if "client" in takes or "epochs" in takes:
         work["epochs"] = asked.epochs

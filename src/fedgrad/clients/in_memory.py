@@ -13,7 +13,7 @@ from fedgrad.clients import sampling
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.padding import padded
 from fedgrad.clients.population import Population, Stored
-from fedgrad.core.errors import CohortError
+from fedgrad.core.errors import CohortError, known_arguments
 from fedgrad.core.types import Key
 
 
@@ -51,6 +51,7 @@ class InMemory(Stored):
         return sampling.ahead(block)
 
 
+@known_arguments()
 def population(clients: Sequence[Any]) -> Population:
     """Store clients, one pytree of examples each (leaves with a leading example axis), once.
 
@@ -73,6 +74,7 @@ def population(clients: Sequence[Any]) -> Population:
     return InMemory(everyone, counts, offsets)
 
 
+@known_arguments()
 def cohort(clients: Sequence[Any]) -> Cohort:
     """Clients of different sizes from a list, one entry per client, for one call of a program."""
     return population(clients).everyone
@@ -125,6 +127,7 @@ def count_of(number: int, client: Any, first: Any) -> int:
         )
     if sizes == {0}:
         raise CohortError.here(f"Client {number} has no examples. Leave it out.")
+    require_dtypes(number, client, first)
     for here, wanted in zip(shapes, map(np.shape, jax.tree.leaves(first)), strict=True):
         if here[1:] != wanted[1:]:
             raise CohortError.here(
@@ -132,6 +135,23 @@ def count_of(number: int, client: Any, first: Any) -> int:
                 f"{wanted[1:]}. Only the number of examples may differ."
             )
     return int(shapes[0][0])
+
+
+def require_dtypes(number: int, client: Any, first: Any) -> None:
+    """Refuse examples of other dtypes than those of the first client: stored together, all would
+    silently become what both fit into."""
+    if client is first:
+        return
+    named = jax.tree_util.tree_leaves_with_path(client)
+    for (path, leaf), other in zip(named, jax.tree.leaves(first), strict=True):
+        here, wanted = (getattr(x, "dtype", None) or np.asarray(x).dtype for x in (leaf, other))
+        # Without x64, JAX makes float32 of both.
+        if here != wanted and jnp.result_type(here) != jnp.result_type(wanted):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise CohortError.here(
+                f"Examples of client {number} are {here}{f' in {name!r}' if name else ''}, those "
+                f"of client 0 {wanted}. Cast them: a population keeps one dtype."
+            )
 
 
 def _same_tree(a: Any, b: Any) -> bool:

@@ -13,6 +13,7 @@ from fedgrad.clients.sampling import round_keys
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.federation.protocol.values import NodeValue
+from fedgrad.training.first import require_algorithm, require_model
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Course:
     @staticmethod
     def of(algorithm: Algorithm, clients: Population, cohort_size: int, key: Key) -> "Course":
         """The course, or what is wrong with what is asked of it."""
+        require_algorithm(algorithm)
         populations = {"cohort": clients} | {
             name: clients if other is None else other for name, other in algorithm.cohorts.items()
         }
@@ -144,6 +146,7 @@ class Course:
 
     def first(self, params: Params) -> Any:
         """The state before the first round, where the clients' data are."""
+        require_model(params)
         clients, server = self.populations["cohort"], self.algorithm.init(params)
         if self.algorithm.client_init is None:
             return self.placed(server)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics
-from fedgrad.core.errors import ArgumentError, nearest, require_whole
+from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, nearest, require_whole
 from fedgrad.training.history import History
 
 
+@known_fields
 @dataclass(frozen=True)
 class Stop:
     """A callback that judges by a metric alone: its values so far give a reason to end, or none.
@@ -36,6 +37,7 @@ class Stop:
 Callback = Callable[[int, Any, Metrics], Any] | Stop
 
 
+@known_arguments()
 def early_stop(
     metric: str = "loss", patience: int = 20, improvement: float = 0.0, maximize: bool = False
 ) -> Stop:
@@ -60,6 +62,7 @@ def early_stop(
     return Stop(metric, judge)
 
 
+@known_arguments()
 def non_finite(metric: str = "loss") -> Stop:
     """End training when a metric is not finite; of trials side by side, when none is."""
     return Stop(metric, lambda v: None if np.isfinite(v[-1]).any() else f"{metric} is not finite")
