@@ -1,6 +1,8 @@
 """Random search and successive halving against trials that are run one by one."""
 
 import json
+import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
+from fedgrad.report.write import write_report
 from fedgrad.training import search_folder
 
 PARAMS = {"w": jnp.zeros(3)}
@@ -361,3 +364,45 @@ def test_ranges():
             fg.choice(wrong)
     values = np.asarray(fg.log_uniform(1e-3, 10)(KEY, 20_000))
     assert np.median(values) == pytest.approx(0.1, rel=0.05)
+
+
+# --- its report ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A search of five trials, of which one has diverged."""
+    standing = search_folder.Standing(
+        "accuracy",
+        True,
+        {"a": np.array([0.001, 0.01, 0.1, 1.0, 10.0]), "b <i>": np.arange(5.0)},
+        np.array([0.1, 0.5, 0.875, 0.4, np.nan]),
+        np.array([3, 3, 9, 9, 3]),
+        2,
+        (3, 9),
+    )
+    search_folder.SearchFolder.of(tmp_path, {}).write(standing)
+    return tmp_path, standing
+
+
+def test_the_report_of_a_search(kept):
+    folder, standing = kept
+    assert write_report(folder) == folder / "report.html"
+    page = (folder / "report.html").read_text()
+    assert "5 trials · 2 rungs, up to 9 rounds" in page
+    assert "Trial 2 has the highest accuracy, 87.5 %: a 0.1, b &lt;i&gt; 2." in page
+    assert page.count('class="plot"') == 2 and "1 diverged" in page and "<i>" not in page
+    rows = [re.sub("<[^>]*>", " ", row).split() for row in page.split("<tr>")[2:]]
+    assert [row[0] for row in rows] == ["2", "1", "3", "0", "4"]  # from the best to the worst
+    assert rows[0][:6] == ["2", "0.1", "2", "9", "87.5", "%"] and "diverged" in rows[-1]
+
+
+def test_the_report_of_a_search_that_is_going_on(kept):
+    folder, standing = kept
+    begun = replace(standing, scores=np.full(5, np.nan), rounds=np.zeros(5, int), best=0)
+    search_folder.SearchFolder.of(folder, {}).write(begun)
+    page = write_report(folder).read_text()
+    assert "So far no trial is done yet." in page and "not yet" in page and "Scores" not in page
+    rung = replace(standing, rounds=np.full(5, 3))
+    search_folder.SearchFolder.of(folder, {}).write(rung)
+    assert "It is not over yet." in write_report(folder).read_text()

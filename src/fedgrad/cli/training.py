@@ -140,15 +140,17 @@ def decided(asked: A) -> tuple[A, Task, Algorithm]:
         raise ArgumentError(
             f"--cohort {asked.cohort}: there are {there} clients. Ask for 1 to {there}."
         )
-    rate, work = made.defaults.client_learning_rate, {"batch_size": asked.batch_size}
+    rate = made.defaults.client_learning_rate
+    work: dict[str, Any] = {"batch_size": asked.batch_size}
     if "client" in takes or "epochs" in takes:
         work["epochs"] = asked.epochs
     elif asked.epochs != 1:
         raise ArgumentError(f"--epochs has no effect: {asked.algorithm} has no local training.")
-    given: dict[str, Any] = {"client": local_training(rate, **work)} if "client" in takes else work
+    if "client" in takes:
+        work = {"client": local_training(rate, **work)}
     if asked.weighting:
-        given["weighting"] = asked.weighting
-    return asked, made, make(made.loss, **given).starting(asked.set)
+        work["weighting"] = asked.weighting
+    return asked, made, make(made.loss, **work).starting(asked.set)
 
 
 @dataclass(frozen=True)

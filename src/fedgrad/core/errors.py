@@ -103,7 +103,8 @@ def _with_further(signature: inspect.Signature, further: Any) -> inspect.Signatu
 
 def known_fields(cls: C) -> C:
     """The same of a class, for what one of it is made with."""
-    require, made = _requires(cls.__name__, inspect.signature(cls), {}), cls.__init__
+    require = _requires(cls.__name__, inspect.signature(cls), {})
+    made: Any = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(made)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
