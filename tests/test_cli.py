@@ -381,6 +381,7 @@ def test_wrong_words_exit_with_2_and_usage(capsys, words, message):
         (["--task-option", "client=5"], "Did you mean 'clients'?"),
         (["--task-option", "clients=0"], "at least 1"),
         (["--cohort", "7"], "1 to 6"),
+        (["--bounds", "server.learning_rate=0.01:0.5"], "starts at 1.0, outside of its bounds"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
@@ -548,6 +549,25 @@ def test_what_cannot_be_trained(own, capsys, words, message):
     out, err = capsys.readouterr()
     assert out == "" and message in err and "Traceback" not in err
     assert not (own / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits"],
+        ["tune", "digits"],
+        ["reproduce", "server-optimizer", "--quick"],
+        ["reproduce", "client-weighting", "--quick", "--task", "digits"],
+    ],
+    ids=" ".join,
+)
+def test_a_missing_package_is_named_before_anything_is_trained(own, capsys, monkeypatch, words):
+    for name in ("sklearn", "sklearn.datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main([*words, "--quiet"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "pip install 'fedgrad[tasks]'" in err and "Traceback" not in err
+    assert not [path for path in own.glob("out/**/*") if path.suffix != ".json" and path.is_file()]
 
 
 def test_which_version(capsys):

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, replace
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedgrad as fg
+from fedgrad.core.errors import MissingExtra
 from fedgrad.experiments import (
     EXPERIMENTS,
     ExperimentError,
@@ -465,6 +467,16 @@ def server_run(tmp_path_factory):
     small = OnTask("digits", {"clients": 12, "hidden": 3}, cohort_size=3)
     settings = servers.Settings((small,), COMPARED, trials=2, seeds=2, rounds=3, eval_every=2)
     return settings, servers.run(tmp_path_factory.mktemp("servers"), settings, progress=False)
+
+
+def test_a_task_that_cannot_be_made_is_found_out_first(tmp_path, monkeypatch):
+    """Not after an hour of training on the one before it."""
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(servers, "how_many_together", lambda *_: pytest.fail("it has begun"))
+    tasks = (OnTask("synthetic", {"clients": 4}, 2), OnTask("digits"))
+    settings = replace(EXPERIMENTS["server-optimizer"].settings("quick"), tasks=tasks)
+    with pytest.raises(MissingExtra, match=r"pip install 'fedgrad\[tasks\]'"):
+        servers.run(tmp_path, settings, False)
 
 
 def test_starts_are_drawn_as_the_paper_says():

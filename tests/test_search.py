@@ -394,7 +394,7 @@ def test_the_report_of_a_search(kept):
     assert page.count('class="plot"') == 2 and "1 diverged" in page and "<i>" not in page
     rows = [re.sub("<[^>]*>", " ", row).split() for row in page.split("<tr>")[2:]]
     assert [row[0] for row in rows] == ["2", "1", "3", "0", "4"]  # from the best to the worst
-    assert rows[0][:6] == ["2", "0.1", "2", "9", "87.5", "%"] and "diverged" in rows[-1]
+    assert rows[0][:6] == ["2", "87.5", "%", "0.1", "2", "9"] and "diverged" in rows[-1]
 
 
 def test_the_report_of_a_search_that_is_going_on(kept):

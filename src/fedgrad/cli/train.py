@@ -1,6 +1,7 @@
 """`fedgrad train`: train on a task, with any of the algorithms as it is."""
 
 import argparse
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +78,15 @@ def run(options: argparse.Namespace) -> int:
     introduce(options, asked, trained.task)
     if watched(options):
         print(f"{asked.algorithm}, in {folder}", file=sys.stderr)
-    planned = phases(trained.algorithm, trained.first(), trained.cohort(), rounds)
-    with reporting(folder, lambda: _keep(folder, planned)):
+
+    @functools.cache  # when training is over: for large models it takes a while
+    def planned() -> Phases:
+        return phases(trained.algorithm, trained.first(), trained.cohort(), rounds)
+
+    with reporting(folder, lambda: _keep(folder, planned())):
         trained(rounds, folder, options)
     path, found = write_run_report(folder)
-    sent = Sent.of(planned)
+    sent = Sent.of(planned())
     read.tell(options, path, of_one(found, sent), lambda: show(found, sent))
     return 0
 

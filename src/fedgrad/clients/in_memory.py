@@ -108,7 +108,9 @@ def examples_of(clients: Sequence[Any]) -> np.ndarray:
         )
     if not len(clients):
         raise CohortError.here("There are no clients: the list is empty.")
-    return np.asarray([count_of(i, client, clients[0]) for i, client in enumerate(clients)])
+    counts = [count_of(i, client, clients[0]) for i, client in enumerate(clients)]
+    _require_dtypes(clients)
+    return np.asarray(counts)
 
 
 def count_of(number: int, client: Any, first: Any) -> int:
@@ -127,7 +129,6 @@ def count_of(number: int, client: Any, first: Any) -> int:
         )
     if sizes == {0}:
         raise CohortError.here(f"Client {number} has no examples. Leave it out.")
-    require_dtypes(number, client, first)
     for here, wanted in zip(shapes, map(np.shape, jax.tree.leaves(first)), strict=True):
         if here[1:] != wanted[1:]:
             raise CohortError.here(
@@ -137,21 +138,25 @@ def count_of(number: int, client: Any, first: Any) -> int:
     return int(shapes[0][0])
 
 
-def require_dtypes(number: int, client: Any, first: Any) -> None:
+def _require_dtypes(clients: Sequence[Any]) -> None:
     """Refuse examples of other dtypes than those of the first client: stored together, all would
     silently become what both fit into."""
-    if client is first:
-        return
-    named = jax.tree_util.tree_leaves_with_path(client)
-    for (path, leaf), other in zip(named, jax.tree.leaves(first), strict=True):
-        here, wanted = (getattr(x, "dtype", None) or np.asarray(x).dtype for x in (leaf, other))
-        # Without x64, JAX makes float32 of both.
-        if here != wanted and jnp.result_type(here) != jnp.result_type(wanted):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise CohortError.here(
-                f"Examples of client {number} are {here}{f' in {name!r}' if name else ''}, those "
-                f"of client 0 {wanted}. Cast them: a population keeps one dtype."
-            )
+    first = _dtypes(clients[0])
+    for number, client in enumerate(clients):
+        if (here := _dtypes(client)) == first:
+            continue
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(client)]
+        for path, found, wanted in zip(paths, here, first, strict=True):
+            if jnp.result_type(found) != jnp.result_type(wanted):  # without x64, both are float32
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                raise CohortError.here(
+                    f"Examples of client {number} are {found}{f' in {name!r}' if name else ''}, "
+                    f"those of client 0 {wanted}. Cast them: a population keeps one dtype."
+                )
+
+
+def _dtypes(client: Any) -> list[Any]:
+    return [getattr(x, "dtype", None) or np.asarray(x).dtype for x in jax.tree.leaves(client)]
 
 
 def _same_tree(a: Any, b: Any) -> bool:

@@ -55,7 +55,7 @@ def _chart(found: Standing, name: str) -> Chart:
     unit = "percent" if found.objective.endswith("accuracy") else ""
     kept = np.isfinite(y)
     return Chart(
-        title(found.objective),
+        title(f"eval.{found.objective}"),
         curves,
         name,
         x_axis=axis(x),
@@ -69,7 +69,7 @@ def _table(found: Standing) -> list[Content]:
     signed = -found.scores if found.maximize else found.scores
     order = np.argsort(np.where(np.isfinite(signed), signed, np.inf), kind="stable")
     rows = [_row(found, int(trial)) for trial in order[:MOST]]
-    columns = ("trial", *found.tried, "rounds", found.objective)
+    columns = ("trial", found.objective, *found.tried, "rounds")  # on a phone the first are seen
     more = len(order) - MOST
     note = element("p", f"The best {MOST}; {more} more are in search.json.", class_="note")
     return [table(columns, rows), note if more > 0 else None]
@@ -79,4 +79,4 @@ def _row(found: Standing, trial: int) -> list[Html | str]:
     score, trained = found.scores[trial], int(found.rounds[trial])
     words = measure(found.objective)(score) if np.isfinite(score) else "diverged"
     values = [short(v[trial]) for v in found.tried.values()]
-    return [str(trial), *values, f"{trained:,}", words if trained else "not yet"]
+    return [str(trial), words if trained else "not yet", *values, f"{trained:,}"]
