@@ -15,6 +15,7 @@ import textwrap
 import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
@@ -575,7 +576,7 @@ def test_which_version(capsys):
         main(["--version"])
     assert caught.value.code == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"fedgrad {fg.__version__} (JAX {jax.__version__}, Python 3.")
+    assert out.startswith(f"fedgrad {version('fedgrad')} (JAX {jax.__version__}, Python 3.")
 
 
 # --- reproduce ----------------------------------------------------------------------------

@@ -9,11 +9,9 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
-import jax
-
-import fedgrad
 from fedgrad.cli import data, explain, report, reproduce, train, tune
 from fedgrad.core.errors import ArgumentError, FederatedError, caller, nearest
 
@@ -100,7 +98,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
 def _version() -> str:
     """Of everything that a question about an error needs."""
     python = ".".join(map(str, sys.version_info[:3]))
-    return f"fedgrad {fedgrad.__version__} (JAX {jax.__version__}, Python {python})"
+    return f"fedgrad {version('fedgrad')} (JAX {version('jax')}, Python {python})"
 
 
 def _add_federation(commands: Any) -> None:
