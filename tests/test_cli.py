@@ -345,6 +345,7 @@ def test_every_algorithm_can_be_asked_for(name):
     [
         (["syntetic"], "(one of your own is module:name). Did you mean 'synthetic'?"),
         (["synthetic", "--algorithm", "fedavgmm"], "Did you mean 'fedavgm'?"),
+        (["synthetic", "--algorithm", "fed_auto"], "finds its own rates, so there are none to"),
         (["synthetic", "--shedule", "serial"], "Did you mean '--schedule'?"),
         (["synthetic", "--schedule", "seriel"], "Did you mean 'serial'?"),
         (["synthetic", "--weighting", "uniforn"], "Did you mean 'uniform'?"),

@@ -39,8 +39,16 @@ def task(word: str) -> str:
 
 def algorithm(known: Iterable[str]) -> Callable[[str], str]:
     """The name of an algorithm: fedavgm, or as its function is called, fed_avgm."""
-    read = one_of("algorithm", known)
-    return lambda word: read(word.replace("_", ""))
+    read, names = one_of("algorithm", known), list(known)
+
+    def find(word: str) -> str:
+        if (name := word.replace("_", "")) == "fedauto" and name not in names:
+            raise argparse.ArgumentTypeError(
+                f"{word} finds its own rates, so there are none to learn. Write fedgrad train."
+            )
+        return read(name)
+
+    return find
 
 
 def whole(word: str) -> int:

@@ -119,9 +119,18 @@ def _requires(
     what: str, signature: inspect.Signature, advice: Mapping[str, str]
 ) -> Callable[..., None]:
     """Refuses arguments that this signature does not have."""
-    known = list(signature.parameters)
+    known, kinds = list(signature.parameters), list(signature.parameters.values())
+    usual = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    simple = all(p.kind in usual for p in kinds)
+    positions = [p.name for p in kinds if p.kind is usual[0]]
+    needed = {p.name for p in kinds if p.default is p.empty}
 
     def require(*args: Any, **kwargs: Any) -> None:
+        # Nearly always nothing is wrong, and this is some ten times as fast as to bind.
+        if simple and len(args) <= len(positions):
+            given = kwargs.keys() | positions[: len(args)]
+            if len(given) == len(args) + len(kwargs) and needed <= given and given <= {*known}:
+                return
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
