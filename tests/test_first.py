@@ -61,6 +61,10 @@ def search(**changes):
     return fg.random_search(**given)
 
 
+def trains(round, state, metrics):
+    trained.append(round)
+
+
 def fails(params, batch):
     return batch["labels"]
 
@@ -139,6 +143,14 @@ WRONG = {
     "waiting for another": (
         lambda: fit(evaluate={"test": EVALUATION}, callbacks=[fg.early_stop("eval.tst.loss")]),
         "Did you mean 'eval.test.loss'",
+    ),
+    "waiting for what no round gives": (
+        lambda: fit(clients=POPULATION, callbacks=[trains, fg.early_stop("los")]),
+        "No round gives a metric 'los'. Did you mean 'loss'",
+    ),
+    "waiting for what is not learned": (
+        lambda: fit(clients=POPULATION, callbacks=[trains, fg.early_stop("hyper.server")]),
+        "No round gives a metric 'hyper.server'",
     ),
     "a callback alone": (lambda: fit(callbacks=print), "callbacks= takes a list"),
 }

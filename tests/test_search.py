@@ -224,6 +224,7 @@ def test_what_a_search_leaves(setting, population, tmp_path):
     np.testing.assert_array_equal(kept.scores, found.scores)
     np.testing.assert_array_equal(kept.rounds, found.rounds)
     jax.tree.map(np.testing.assert_array_equal, dict(kept.tried), found.tried)
+    assert kept.json() == found.standing.json()
     parts = [path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("rung-*/part-*")]
     assert sorted(parts) == ["rung-1/part-1", "rung-2/part-1"]
     config = json.loads((tmp_path / "rung-2/part-1/config.json").read_text())
@@ -389,6 +390,7 @@ def test_the_report_of_a_search(kept):
     folder, standing = kept
     assert write_report(folder) == folder / "report.html"
     page = (folder / "report.html").read_text()
+    assert f"jax {jax.__version__}" in page
     assert "5 trials · 2 rungs, up to 9 rounds" in page
     assert "Trial 2 has the highest accuracy, 87.5 %: a 0.1, b &lt;i&gt; 2." in page
     assert page.count('class="plot"') == 2 and "1 diverged" in page and "<i>" not in page

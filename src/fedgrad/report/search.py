@@ -1,24 +1,22 @@
 """The report of a search: how good each trial was, and by which hyperparameters."""
 
-from pathlib import Path
-
 import numpy as np
 
 from fedgrad.report.charts import html
-from fedgrad.report.page import Section, page, table
+from fedgrad.report.page import Section, page, table, versions
 from fedgrad.report.words import measure, title
 from fedgrad.show.axis import axis
 from fedgrad.show.charts import Chart, Curve
 from fedgrad.show.markup import Content, Html, element
 from fedgrad.show.numbers import short
-from fedgrad.training.search_folder import Standing, read
+from fedgrad.training.search_folder import Standing
 
 MOST = 100  # trials in the table
 
 
-def search_page(folder: Path) -> str:
-    """The whole document, of a search that has ended or is going on."""
-    found = read(folder)
+def search_page(found: Standing) -> str:
+    """The whole document, of a search that has ended or is going on: `read(folder)` of
+    training/search_folder.py, or `search.standing`."""
     trials, names = len(found.scores), ", ".join(found.tried)
     rungs = f"{len(found.rungs)} rungs, " if len(found.rungs) > 1 else ""
     head = [
@@ -30,8 +28,7 @@ def search_page(folder: Path) -> str:
     if np.isfinite(found.scores).any():
         charts = [html(_chart(found, name)) for name in found.tried]
         sections.insert(0, Section("Scores", element("div", charts, class_="charts")))
-    foot = f"Made from the folder {folder.resolve().name}."
-    return page(f"A search over {names} · fedgrad", head, sections, foot)
+    return page(f"A search over {names} · fedgrad", head, sections, versions(found.versions))
 
 
 def _verdict(found: Standing) -> str:

@@ -23,7 +23,7 @@ def write_report(folder: Path) -> Path:
         found = experiment(results.experiment, results.facts.get("task"))
         return write_experiment_report(folder, found, show(found, results, folder))
     if (folder / search_folder.NAME).exists():
-        return _written(folder, search_page(folder))
+        return _written(folder, search_page(search_folder.read(folder)))
     return write_run_report(folder)[0]
 
 

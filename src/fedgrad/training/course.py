@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm, last_of
+from fedgrad.algorithms.metrics import require_metrics
 from fedgrad.clients.population import Population
 from fedgrad.clients.sampling import round_keys
 from fedgrad.core.errors import ArgumentError, require_whole
@@ -125,6 +126,14 @@ class Course:
         server, metrics, new = found
         every = clients.scatter(state.clients, drawn.cohorts["cohort"], new)
         return StateWithClients(server, every), metrics
+
+    def told(self, state: State) -> list[str]:
+        """The names of the metrics that a round gives; it is traced, where that can be done."""
+        if not all(clients.here for clients in self.populations.values()):
+            return []
+        args, more = self.arguments(state, self.algorithm.hyper, self.draw(1))
+        found = jax.eval_shape(lambda a, m: self.algorithm.round(*a, **m), args, more)
+        return list(require_metrics(found[1]).named())
 
     def between(self, state: State, round: int, planned: int) -> State:
         """The state that this round begins with."""

@@ -24,7 +24,7 @@ from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.loop import Loop, Played
 from fedgrad.training.progress import display
 from fedgrad.training.run_folder import Keeping, RunFolder, run_folder
-from fedgrad.training.stopping import Callback, check_callbacks
+from fedgrad.training.stopping import Callback, check_callbacks, require_stops
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ def fit(
         course = stack.enter_context(closing(Course.of(algorithm, clients, cohort_size, key)))
         first, hyper = course.first(params), course.placed(algorithm.hyper)
         require_evaluations(evaluations, params)
+        require_stops(callbacks, lambda: course.told(first))
         kept = Keeping()
         if out is not None:
             folder = out if isinstance(out, RunFolder) else run_folder(out)

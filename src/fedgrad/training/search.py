@@ -6,7 +6,7 @@ Trials run side by side, as many at once as fit into memory, on the same clients
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Required, TypedDict, Unpack
 
 import jax
@@ -26,7 +26,7 @@ from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.progress import display
 from fedgrad.training.run_folder import RunFolder
 from fedgrad.training.rungs import Climb
-from fedgrad.training.search_folder import SearchFolder
+from fedgrad.training.search_folder import SearchFolder, Standing
 from fedgrad.training.space import Draws, combined, drawn, with_trial
 
 
@@ -40,6 +40,7 @@ class Search:
     best: int  # the trial with the best score
     hyper: Hyper  # its hyperparameters
     params: Params  # its model
+    standing: Standing = field(repr=False)  # the same for a report, with what was asked for
 
     @property
     def score(self) -> float:
@@ -206,7 +207,8 @@ def _search(
     best, model = climb.best
     values = {name: np.asarray(v) for name, v in tried.items()}
     hyper = with_trial(algorithm.hyper, {n: v.tolist() for n, v in values.items()}, best)
-    return Search(values, climb.scores, climb.rounds, best, hyper, model)
+    standing = climb.standing(*told)
+    return Search(values, climb.scores, climb.rounds, best, hyper, model, standing)
 
 
 def _require_scores(evaluations: Evaluations, params: Params, wanted: Trials) -> None:

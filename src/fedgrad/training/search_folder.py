@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ class Standing:
     rounds: np.ndarray
     best: int  # the trial with the best score
     rungs: tuple[int, ...]  # for how long those are trained that reach each of them
+    versions: Mapping[str, str] = field(
+        default_factory=lambda: {name: version(name) for name in ("fedgrad", "jax", "numpy")}
+    )
 
     def json(self) -> dict[str, Any]:
         """As JSON; what is not finite is null."""
@@ -47,6 +51,7 @@ class Standing:
             "rounds": self.rounds.tolist(),
             "best": self.best,
             "rungs": list(self.rungs),
+            "versions": dict(self.versions),
         }
 
 
