@@ -1,6 +1,7 @@
 """The command `fedgrad`."""
 
 import contextlib
+import inspect
 import io
 import json
 import math
@@ -14,6 +15,7 @@ import textwrap
 import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
@@ -24,7 +26,9 @@ import fedgrad as fg
 from fedgrad.algorithms.variants import ALGORITHMS
 from fedgrad.cli import main
 from fedgrad.cli.command import parse
-from fedgrad.cli.tune import tuning
+from fedgrad.cli.train import Training
+from fedgrad.cli.train import prepare as prepare_training
+from fedgrad.cli.training import TRAINED
 from fedgrad.cli.tuning import Tuning, prepare
 from fedgrad.experiments import EXPERIMENTS
 from fedgrad.experiments.experiment import Experiment
@@ -282,8 +286,8 @@ def test_another_run_in_the_same_folder(copied, capsys):
 )
 def test_a_command_asks_for_itself(flags):
     """What a report prints under "to run it again" means the same."""
-    asked = tuning(parse(["tune", "synthetic", *flags]))
-    again = tuning(parse(asked.command()[1:]))
+    asked = Tuning.of(parse(["tune", "synthetic", *flags]))
+    again = Tuning.of(parse(asked.command()[1:]))
     assert asked == again and asked.command() == again.command()
     given = {flag.removeprefix("--").replace("-", "_") for flag in flags if flag.startswith("--")}
     changed = [
@@ -296,20 +300,20 @@ def test_a_command_asks_for_itself(flags):
 
 def test_options_given_twice_are_merged():
     flags = ["--set", "a=1,b=2", "--set", "b=3", "--bounds", "a=0:1", "--bounds", "b=-1:inf"]
-    asked = tuning(parse(["tune", "synthetic", *flags]))
+    asked = Tuning.of(parse(["tune", "synthetic", *flags]))
     assert asked.set == {"a": 1.0, "b": 3.0} and asked.bounds["b"] == (-1.0, float("inf"))
 
 
 def test_options_reach_the_algorithm():
     flags = "--algorithm fedavg --learn client --set client.learning_rate=0.5 --cohort 4"
     flags += " --weighting power --parametrization log --task-option clients=6 --schedule serial"
-    prepared = prepare(tuning(parse(["tune", "synthetic", *flags.split()])))
-    for algorithm in prepared.algorithms.values():
-        assert algorithm.hyper["client"]["learning_rate"] == 0.5
-        assert "weight_exponent" in algorithm.hyper
+    prepared = prepare(Tuning.of(parse(["tune", "synthetic", *flags.split()])))
+    for one in prepared.runs.values():
+        assert one.algorithm.hyper["client"]["learning_rate"] == 0.5
+        assert "weight_exponent" in one.algorithm.hyper
     assert prepared.asked.learn == ["client.learning_rate"] and prepared.asked.cohort == 4
     params = prepared.task.init(jax.random.key(0))
-    state = prepared.algorithms["learned"].init(params)
+    state = prepared.runs["learned"].algorithm.init(params)
     assert float(state.learned["client.learning_rate"]) == pytest.approx(math.log(0.5))
     plans = prepared.plans()
     assert plans["fixed"].rounds == 1 and plans["learned"].rounds == 2
@@ -321,13 +325,15 @@ def test_every_algorithm_can_be_asked_for(name):
     """It starts, or says what of it can be learned, or that nothing can."""
     words = ["tune", "synthetic", "--task-option", "clients=4", "--algorithm", name]
     try:
-        prepared = prepare(tuning(parse(words)))
+        prepared = prepare(Tuning.of(parse(words)))
     except fg.ArgumentError as error:
         algorithm = ALGORITHMS[name](lambda p, b: 0.0)
         if algorithm.client_init is not None:
             assert "clients keep a state" in str(error)
             return
-        assert "--learn" in str(error)
+        assert "--learn" in str(error) and f"fedgrad train synthetic --algorithm {name}" in str(
+            error
+        )
         known = list(fg.hyper.paths(algorithm.hyper))
         assert known and all(path in str(error) for path in known)
     else:
@@ -337,8 +343,9 @@ def test_every_algorithm_can_be_asked_for(name):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["syntetic"], "no task 'syntetic'. Did you mean 'synthetic'?"),
+        (["syntetic"], "(one of your own is module:name). Did you mean 'synthetic'?"),
         (["synthetic", "--algorithm", "fedavgmm"], "Did you mean 'fedavgm'?"),
+        (["synthetic", "--algorithm", "fed_auto"], "finds its own rates, so there are none to"),
         (["synthetic", "--shedule", "serial"], "Did you mean '--schedule'?"),
         (["synthetic", "--schedule", "seriel"], "Did you mean 'serial'?"),
         (["synthetic", "--weighting", "uniforn"], "Did you mean 'uniform'?"),
@@ -376,6 +383,7 @@ def test_wrong_words_exit_with_2_and_usage(capsys, words, message):
         (["--task-option", "client=5"], "Did you mean 'clients'?"),
         (["--task-option", "clients=0"], "at least 1"),
         (["--cohort", "7"], "1 to 6"),
+        (["--bounds", "server.learning_rate=0.01:0.5"], "starts at 1.0, outside of its bounds"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
@@ -421,6 +429,157 @@ def test_interrupted_and_continued(tmp_path):
     assert [row["round"] for row in history(folder)] == list(range(1, done + 2))
 
 
+# --- train --------------------------------------------------------------------------------
+
+OWN = """
+import fedgrad as fg, numpy as np, jax.numpy as jnp
+
+clients = [{"x": np.full((4, 2), 1 + i, np.float32)} for i in range(5)]
+
+def loss(params, batch):
+    return (batch["x"] @ params - 1) ** 2
+
+def init(key):
+    return jnp.zeros(2, jnp.float32)
+
+task = fg.tasks.Task(train=fg.population(clients), init=init, loss=loss)
+
+def some(n: int = 5):
+    if n > 5:
+        raise LookupError("only five")
+    return fg.tasks.Task(train=fg.population(clients[:n]), init=init, loss=loss)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with a user's module, entered."""
+    (tmp_path / "own_tasks.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    yield tmp_path
+    sys.modules.pop("own_tasks", None)
+
+
+def train(*words, rounds=3):
+    return main(["train", *words, "--rounds", str(rounds)])
+
+
+def test_a_task_of_ones_own_is_trained_with_nothing_else_said(own, capsys):
+    assert train("own_tasks:task", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["command"] == "train" and said["rounds"] == 3
+    assert said["folder"] == "out/own_tasks.task-fedauto"
+    last = history(own / said["folder"])[-1]
+    assert said["final"] == {k: last[k] for k in ("loss", "eval.train.loss")}
+    assert last["eval.train.loss"] < 1  # the loss of the first model
+    report = (own / said["report"]).read_text()
+    assert "fedgrad train own_tasks:task --rounds 3" in report
+    # The bytes of a race are those of its phases, which have fewer and fewer candidates.
+    made = prepare_training(Training("own_tasks:task"))
+    planned = fg.explain(made.algorithm, made.first(), made.cohort(), rounds=3)
+    assert said["bytes"] == made.asked.cohort * planned.bytes
+
+
+def test_a_function_makes_the_task(own, capsys):
+    words = ["own_tasks:some", "--algorithm", "fedsgd", "--quiet", "--task-option"]
+    assert train(*words, "n=3") == 0
+    folder = own / "out" / "own_tasks.some-fedsgd"
+    assert capsys.readouterr().out == f"{(folder / 'report.html').relative_to(own)}\n"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["config"]["train"]["cohort"] == 3  # all that there are
+    assert (folder / "fixed-round.svg").exists()  # of a round that is always the same
+    assert train(*words, "n=9", "--restart") == 2
+    assert re.search(
+        r"some fails: LookupError: only five \(.*own_tasks.py:\d+\)", capsys.readouterr().err
+    )
+
+
+def test_training_goes_on(own, capsys):
+    words = ["own_tasks:task", "--algorithm", "fedsgd"]
+    assert train(*words, "--quiet") == 0
+    before = history(own / "out/own_tasks.task-fedsgd")
+    capsys.readouterr()
+    assert train(*words, rounds=5) == 0
+    out, err = capsys.readouterr()
+    assert "Train loss" in out and "Sent in all" in out and "fedsgd, in out" in err
+    after = history(own / "out/own_tasks.task-fedsgd")
+    assert [row["round"] for row in after] == [1, 2, 3, 4, 5]
+    assert [row["loss"] for row in after[:3]] == [row["loss"] for row in before]
+
+
+@pytest.mark.parametrize("name", sorted(TRAINED))
+def test_every_algorithm_trains(own, capsys, name):
+    """Those, too, of which nothing can be learned."""
+    trained = prepare_training(Training.of(parse(["train", "own_tasks:task", "--algorithm", name])))
+    usual = inspect.signature(TRAINED[name]).parameters["weighting"].default
+    assert trained.asked.weighting == usual
+    planned = fg.explain(trained.algorithm, trained.first(), trained.cohort(), rounds=4)
+    assert planned.rounds == 4
+    if name in ("fedexp", "fedhyper", "fedmechanic", "scaffold"):
+        assert train("own_tasks:task", "--algorithm", name, "--quiet") == 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--algorithm", "fed_exp", "--weighting", "examples"], ["--seed", "3", "--epochs", "2"]],
+    ids=" ".join,
+)
+def test_a_training_asks_for_itself(flags):
+    asked = Training.of(parse(["train", "synthetic", *flags]))
+    assert Training.of(parse(asked.command()[1:])) == asked
+    assert asked.command()[:3] == ["fedgrad", "train", "synthetic"]
+    assert asked.algorithm == ("fedexp" if flags[:1] == ["--algorithm"] else "fedauto")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["own_tasks.py:task"], "names a file. Write the module: own_tasks:task."),
+        (["./own_tasks.py:task"], "names a file. Write the module: own_tasks:task."),
+        (["own_tasks:tsk"], "Did you mean 'task'?"),
+        (["own_tasks:clients"], "neither a Task nor a function that gives one, but list"),
+        (["own_tasks:task", "--algorithm", "fedsgd", "--epochs", "2"], "--epochs has no effect"),
+        (["own_tasks:task", "--cohort", "6"], "1 to 5"),
+        (["needs:task"], "needs fails to import: No module named 'no_such_package'"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_what_cannot_be_trained(own, capsys, words, message):
+    (own / "needs.py").write_text("import no_such_package")
+    assert train(*words, "--quiet") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and message in err and "Traceback" not in err
+    assert not (own / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits"],
+        ["tune", "digits"],
+        ["reproduce", "server-optimizer", "--quick"],
+        ["reproduce", "client-weighting", "--quick", "--task", "digits"],
+    ],
+    ids=" ".join,
+)
+def test_a_missing_package_is_named_before_anything_is_trained(own, capsys, monkeypatch, words):
+    for name in ("sklearn", "sklearn.datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main([*words, "--quiet"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "pip install 'fedgrad[tasks]'" in err and "Traceback" not in err
+    assert not [path for path in own.glob("out/**/*") if path.suffix != ".json" and path.is_file()]
+
+
+def test_which_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"fedgrad {version('fedgrad')} (JAX {jax.__version__}, Python 3.")
+
+
 # --- reproduce ----------------------------------------------------------------------------
 
 
@@ -453,7 +612,7 @@ def experiment(monkeypatch):
         ],
         claims=lambda results: [
             Claim("It falls.", True, "0.25 < 1"),
-            Claim("It is negative.", results.settings["seeds"] == 1 and None, "0.25"),
+            Claim("It is negative.", False, "0.25"),
             Claim("It is cheap.", None, "not measured"),
         ],
     )
@@ -486,7 +645,7 @@ def test_reproduce(experiment, tmp_path, capsys, monkeypatch):
         (["--quick"], "made-up-quick", 0),
         (["--full"], "made-up-full", 0),
         (["--full", "--check"], "made-up-full", 3),
-        (["--quick", "--check"], "made-up-quick", 0),  # what is not tested does not fail
+        (["--quick", "--check"], "made-up-quick", 0),  # what is not decided does not fail
         (["--out", "here"], "here", 0),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
@@ -499,10 +658,26 @@ def test_sizes_and_exit_codes(experiment, tmp_path, capsys, monkeypatch, flags, 
     assert said["report"] == str(
         Path(folder if "here" in folder else f"out/{folder}", "report.html")
     )
-    assert [claim["holds"] for claim in said["claims"]][::2] == [True, None]
+    small = "--quick" in flags  # it decides nothing, whatever its numbers are
+    held = [None, None, None] if small else [True, False, None]
+    assert [claim["holds"] for claim in said["claims"]] == held
+    assert [claim["too_small"] for claim in said["claims"]] == [small, small, False]
     assert said["tables"][0]["rows"] == [["ours", "0.25"]]
     results = json.loads((tmp_path / said["folder"] / "results.json").read_text())
     assert results["settings"] == {"seeds": {"quick": 1, "full": 9}.get(said["size"], 3)}
+
+
+def test_what_is_too_small_says_so(experiment, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    folder = tmp_path / "quick"
+    assert main(["reproduce", "made-up", "--quick", "--check", "--out", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "DOES NOT HOLD" not in out and out.count("too small to decide") == 2
+    assert "Too small to decide 2 of 3 claims" in out and "0.25 < 1" in out  # with the numbers
+    text = (folder / "results.txt").read_text()
+    assert "[too small to decide] It is negative." in text and "[not tested] It is cheap." in text
+    assert main(["report", str(folder), "--quiet"]) == 0  # made again, it still does not judge
+    assert "Does not hold" not in (folder / "report.html").read_text()
 
 
 def test_unknown_experiments_and_folders(experiment, tmp_path, capsys):
@@ -526,13 +701,31 @@ def test_help_teaches(capsys):
         return capsys.readouterr().out
 
     top = help_of()
-    for word in ("tune", "reproduce", "report", "explain", "node", "federation", "exit codes"):
+    for word in (
+        "train",
+        "tune",
+        "reproduce",
+        "report",
+        "explain",
+        "node",
+        "federation",
+        "exit codes",
+    ):
         assert word in top
     tuning = help_of("tune")
     assert all(name in tuning for name in [*ALGORITHMS, *TASKS])
+    training = help_of("train")
+    assert all(name in training for name in [*TRAINED, *TASKS, "fg.tasks.Task(", "module:name"])
     assert all(name in help_of("reproduce") for name in EXPERIMENTS)
     # The examples are right: each is understood.
-    for text in (top, tuning, help_of("reproduce"), help_of("report"), help_of("explain")):
+    for text in (
+        top,
+        training,
+        tuning,
+        help_of("reproduce"),
+        help_of("report"),
+        help_of("explain"),
+    ):
         examples = re.findall(r"^  fedgrad ((?:[^\n]*\\\n)*[^\n]*)$", text, re.MULTILINE)
         assert examples
         for example in examples:

@@ -2,8 +2,9 @@
 
 import itertools
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedgrad as fg
+from fedgrad.core.errors import MissingExtra
 from fedgrad.experiments import (
     EXPERIMENTS,
     ExperimentError,
@@ -105,6 +107,29 @@ def test_the_report_counts_what_was_tested():
     assert "[holds] A.\n    1 < 2" in text
     assert "[DOES NOT HOLD] B." in text and "[not tested] C." in text
     assert text.endswith("1 of 2 tested claims hold.")
+
+
+def test_what_is_too_small_has_no_verdict(tmp_path):
+    """Neither from the quick size nor from one seed, whichever way it came out."""
+    made = [Claim("A.", True, "1 < 2"), Claim("B.", False, "2 > 1"), Claim("C.", None, "")]
+    some = replace(EXPERIMENTS["client-weighting"], claims=lambda results: made)
+    some = replace(some, figures=lambda results: {}, tables=lambda results: [])
+    quick, ours = (asdict(some.settings(size)) for size in ("quick", "default"))
+    for settings, facts, decided in (
+        (quick, {"size": "quick"}, False),
+        ({**ours, "seeds": 1}, {"size": ""}, False),
+        (ours, {"size": "default"}, True),
+        (ours, {}, True),  # of an older version
+    ):
+        shown = show(some, Results("x", settings, facts, {}), tmp_path)
+        words = ["holds", "DOES NOT HOLD"] if decided else ["too small to decide"] * 2
+        assert [claim.verdict for claim in shown.claims] == [*words, "not tested"]
+        assert "2 > 1" in shown.claims[1].evidence
+    assert [some.size_of(one) for one in (quick, ours, {**ours, "seeds": 1})] == [
+        "quick",
+        "default",
+        "",
+    ]
 
 
 def test_a_figure_follows_the_readers_theme(tmp_path):
@@ -442,6 +467,16 @@ def server_run(tmp_path_factory):
     small = OnTask("digits", {"clients": 12, "hidden": 3}, cohort_size=3)
     settings = servers.Settings((small,), COMPARED, trials=2, seeds=2, rounds=3, eval_every=2)
     return settings, servers.run(tmp_path_factory.mktemp("servers"), settings, progress=False)
+
+
+def test_a_task_that_cannot_be_made_is_found_out_first(tmp_path, monkeypatch):
+    """Not after an hour of training on the one before it."""
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(servers, "how_many_together", lambda *_: pytest.fail("it has begun"))
+    tasks = (OnTask("synthetic", {"clients": 4}, 2), OnTask("digits"))
+    settings = replace(EXPERIMENTS["server-optimizer"].settings("quick"), tasks=tasks)
+    with pytest.raises(MissingExtra, match=r"pip install 'fedgrad\[tasks\]'"):
+        servers.run(tmp_path, settings, False)
 
 
 def test_starts_are_drawn_as_the_paper_says():

@@ -657,9 +657,11 @@ def test_a_metric_that_is_not_there_to_stop_on():
 
 
 def test_no_rounds():
-    result = train(rounds=0)
-    assert result.rounds == 0 and len(result.history) == 0
-    assert np.array_equal(result.params["w"], FIRST["w"])
+    """They are for who evaluates the first model, or begins a folder."""
+    result = train(rounds=0, evaluate=first_weight(every=1))
+    assert result.rounds == 0 and np.array_equal(result.params["w"], FIRST["w"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert result.hyper == LINE.hyper
+    with pytest.raises(fg.ArgumentError, match="rounds=0: nothing is trained"):
+        train(rounds=0)

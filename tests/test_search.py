@@ -1,11 +1,17 @@
 """Random search and successive halving against trials that are run one by one."""
 
+import json
+import re
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedgrad as fg
+from fedgrad.report.write import write_report
+from fedgrad.training import search_folder
 
 PARAMS = {"w": jnp.zeros(3)}
 KEY = jax.random.key(3)
@@ -88,6 +94,23 @@ def test_halving_keeps_the_best_third(setting, population):
     np.testing.assert_allclose(found.score, expected, rtol=1e-5)
 
 
+def test_the_best_has_the_best_score_and_not_the_last_place(setting, population):
+    """Who was dropped may have been better than who is left becomes."""
+    algorithm, options, evaluate = setting
+    # Asked once before all begins, then three at the first rung and the one that is left.
+    scores = iter([9.0, 0.2, 0.1, 0.9, 0.5])
+    kinds = dict(trials=fg.Trials(3, rungs=2, keep=1 / 3), rounds=6, **options)
+    found = fg.random_search(
+        algorithm, population, SPACE, evaluate=lambda params: {"loss": next(scores)}, **kinds
+    )
+    assert found.scores.tolist() == [0.2, 0.5, 0.9] and found.rounds.tolist() == [2, 6, 2]
+    assert found.best == 0 and found.score == 0.2
+    rates = {n: v[0] for n, v in found.tried.items()}
+    one = fg.fit(algorithm.starting(rates), population, rounds=2, **options)  # as it was dropped
+    np.testing.assert_allclose(found.params["w"], one.params["w"], rtol=1e-6)
+    assert found.hyper["server"]["momentum"] == pytest.approx(rates["server.momentum"])
+
+
 def test_what_diverges_is_never_the_best(setting, population):
     algorithm, options, evaluate = setting
     space = {"server.learning_rate": lambda key, n: jnp.array([1e200, 0.5, 1e200])}
@@ -108,7 +131,7 @@ def test_groups_that_fit_into_memory(setting, population, monkeypatch):
     algorithm, options, evaluate = setting
     kinds = dict(trials=3, rounds=3, evaluate=lambda p: {"loss": jnp.sum(p["w"])}, **options)
     together = fg.random_search(algorithm, population, SPACE, **kinds)
-    monkeypatch.setattr("fedgrad.training.search.TOGETHER", 60)  # two trials of 24 bytes
+    monkeypatch.setattr("fedgrad.training.rungs.TOGETHER", 60)  # two trials of 24 bytes
     grouped = fg.random_search(algorithm, population, SPACE, **kinds)
     np.testing.assert_allclose(grouped.scores, together.scores, rtol=1e-6)
 
@@ -120,6 +143,125 @@ def test_a_self_tuned_algorithm_is_searched_too(setting, population):
         tuned, population, SPACE, trials=2, rounds=2, evaluate=evaluate, **options
     )
     assert np.isfinite(found.scores).all()
+
+
+# --- choices and grids ---------------------------------------------------------------------------
+
+
+def test_a_choice_draws_each_of_its_values():
+    drawn = np.asarray(fg.choice([0.1, 0.3, 1.0])(KEY, 3000))
+    values, counts = np.unique(drawn, return_counts=True)
+    np.testing.assert_allclose(values, [0.1, 0.3, 1.0])
+    assert counts.min() > 900
+    assert repr(fg.choice([1, 2])).startswith("Range(text='choice([1.0, 2.0])'")
+
+
+def test_a_grid_is_all_combinations(setting, population):
+    algorithm, options, evaluate = setting
+    space = {"server.momentum": fg.choice([0.0, 0.9]), "server.learning_rate": [0.1, 0.5, 1.0]}
+    kinds = dict(rounds=3, evaluate=evaluate, **options)
+    found = fg.grid_search(algorithm, population, space, **kinds)
+    names = ("server.learning_rate", "server.momentum")
+    pairs = list(zip(*(found.tried[name] for name in names), strict=True))
+    assert pairs == [(a, b) for a in (0.1, 0.5, 1.0) for b in (0.0, 0.9)]
+    expected = [alone(setting, population, found, i, 3) for i in range(6)]
+    np.testing.assert_allclose(found.scores, expected, rtol=1e-5)
+    assert found.best == int(np.argmin(expected))
+    halved = fg.grid_search(algorithm, population, space, trials=fg.Trials(rungs=2), **kinds)
+    assert sorted(halved.rounds.tolist()) == [1] * 4 + [3] * 2
+
+
+# --- kept in a folder ----------------------------------------------------------------------------
+
+
+class Tripping(fg.Population):
+    """Clients of whom the sampling of one round is interrupted, once; it counts the rounds."""
+
+    def __init__(self, population, trips):
+        self.population, self.trips, self.asked = population, trips, 0
+
+    def __len__(self):
+        return len(self.population)
+
+    def select(self, clients):
+        self.asked += 1
+        if self.asked == self.trips:
+            raise KeyboardInterrupt
+        return self.population.select(clients)
+
+
+@pytest.mark.parametrize("trips", [2, 5, 9, 12])
+def test_an_interrupted_search_goes_on_exactly(setting, population, tmp_path, monkeypatch, trips):
+    """Within a part, between parts, and at a later rung: nothing that was done is done again."""
+    algorithm, options, evaluate = setting
+    monkeypatch.setattr("fedgrad.training.rungs.TOGETHER", 100)  # two trials at once
+    kinds = dict(trials=fg.Trials(6, rungs=2), rounds=6, evaluate=evaluate, **options)
+    clients = Tripping(population, None)
+    straight = fg.random_search(algorithm, clients, SPACE, **kinds)
+    whole = clients.asked
+    clients = Tripping(population, trips)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fg.random_search(algorithm, clients, SPACE, out=tmp_path / "search", **kinds)
+    assert "run it again to go on from there" in caught.value.__notes__[0]
+    found = fg.random_search(algorithm, clients, SPACE, out=tmp_path / "search", **kinds)
+    for name in ("scores", "rounds", "best"):
+        assert np.array_equal(getattr(found, name), getattr(straight, name)), name
+    jax.tree.map(np.testing.assert_array_equal, found.params, straight.params)
+    jax.tree.map(np.testing.assert_array_equal, found.hyper, straight.hyper)
+    again = fg.random_search(algorithm, clients, SPACE, out=tmp_path / "search", **kinds)
+    assert again.scores.tolist() == straight.scores.tolist()
+    # What a run is is written with its first cohort, once in each part and each call.
+    described = len(list((tmp_path / "search").glob("rung-*/part-*")))
+    assert clients.asked <= whole + 9 + 3 * described
+
+
+def test_what_a_search_leaves(setting, population, tmp_path):
+    algorithm, options, evaluate = setting
+    kinds = dict(trials=fg.Trials(4, rungs=2, keep=0.5), rounds=4, evaluate=evaluate, **options)
+    found = fg.random_search(algorithm, population, SPACE, out=tmp_path, **kinds)
+    kept = search_folder.read(tmp_path)
+    assert kept.objective == "loss" and kept.best == found.best and not kept.maximize
+    np.testing.assert_array_equal(kept.scores, found.scores)
+    np.testing.assert_array_equal(kept.rounds, found.rounds)
+    jax.tree.map(np.testing.assert_array_equal, dict(kept.tried), found.tried)
+    assert kept.json() == found.standing.json()
+    parts = [path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("rung-*/part-*")]
+    assert sorted(parts) == ["rung-1/part-1", "rung-2/part-1"]
+    config = json.loads((tmp_path / "rung-2/part-1/config.json").read_text())
+    assert (
+        sorted(config["config"]["search"]["trials"]) == np.flatnonzero(found.rounds == 4).tolist()
+    )
+    other = {"server.learning_rate": fg.uniform(0.1, 0.2)}
+    for changes, says in (
+        ({"space": other}, "another search, with other values of: tried"),
+        ({"rounds": 6}, "another search, with other values of: rungs"),
+    ):
+        clients = Tripping(population, None)
+        with pytest.raises(fg.FederatedError, match=says):
+            fg.random_search(
+                algorithm, clients, **{"space": SPACE, "out": tmp_path, **kinds, **changes}
+            )
+        assert not clients.asked
+    with pytest.raises(fg.FederatedError, match="is not what a search writes"):
+        search_folder.read(tmp_path / "rung-1")
+
+
+def test_more_rounds_go_on(setting, population, tmp_path):
+    algorithm, options, evaluate = setting
+    kinds = dict(trials=3, evaluate=evaluate, **options)
+    clients = Tripping(population, None)
+    for rounds in (2, 5):
+        asked = clients.asked
+        found = fg.random_search(algorithm, clients, SPACE, out=tmp_path, rounds=rounds, **kinds)
+    assert clients.asked - asked <= 3 + 1  # and what says what the run is
+    straight = fg.random_search(algorithm, population, SPACE, rounds=5, **kinds)
+    np.testing.assert_array_equal(found.scores, straight.scores)
+    anew = fg.run_folder(tmp_path, resume=False)
+    found = fg.random_search(algorithm, population, SPACE, out=anew, rounds=2, **kinds)
+    assert found.rounds.tolist() == [2, 2, 2]
+
+
+# --- what is wrong -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,13 +278,64 @@ def test_a_self_tuned_algorithm_is_searched_too(setting, population):
         ({"key": 0}, "key= takes a key of JAX"),
         ({"trials": 0}, "trials=0: give a whole number"),
         ({"trials": fg.Trials(2, "los")}, "Did you mean 'loss'"),
+        ({"trials": fg.Trials()}, "How many trials are drawn"),
+        ({"space": ["server.learning_rate"]}, "something to try, by name"),
+        ({"space": {"server.learning_rate": [0.1, 1]}}, r"fg.choice\(\[0.1, 1.0\]\)"),
+        ({"space": {"server.learning_rate": lambda round: 0.1}}, "called with .key, number of"),
+        (
+            {"space": {"server.learning_rate": lambda key, n: jnp.zeros(n + 1)}},
+            r"float64\[3\], and not one finite number for each of 2",
+        ),
+        (
+            {"space": {"server.learning_rate": lambda key, n: jnp.full(n, jnp.nan)}},
+            "not one finite number",
+        ),
+        ({"evaluate": None}, "evaluate= takes a function"),
+        ({"evaluate": lambda params: {"acc": 1.0}}, "gives no metric 'loss'. Known: acc"),
+        ({"evaluate": lambda params: 1.0}, "Give metrics by name"),
+        ({"evaluate": loss}, "takes other arguments"),
+        ({"params": None}, "params= is the model"),
+        ({"algorithm": fg.fed_avg}, "Call it: fg.fed_avg"),
+        ({"trial": 3}, r"random_search\(\) has no argument 'trial'. Did you mean 'trials'"),
+        ({"cohortsize": 3}, "Did you mean 'cohort_size'"),
+        (
+            {
+                "algorithm": fg.self_tuning(
+                    fg.fed_avgm(loss), {"server.learning_rate": fg.log(1e-3, 1)}
+                )
+            }
+            | {"space": {"server.learning_rate": fg.uniform(0.5, 3)}, "trials": 9},
+            "outside of its bounds, 0.001 to 1",
+        ),
     ],
 )
 def test_errors(setting, population, change, says):
     algorithm, options, evaluate = setting
     kinds = {"space": SPACE, "trials": 2, "rounds": 1, "evaluate": evaluate, **options, **change}
+    clients = Tripping(population, None)
     with pytest.raises(fg.ArgumentError, match=says):
-        fg.random_search(kinds.pop("algorithm", algorithm), population, **kinds)
+        fg.random_search(kinds.pop("algorithm", algorithm), clients, **kinds)
+    assert not clients.asked  # nobody trained
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"space": {"server.momentum": fg.uniform(0, 1)}}, r"uniform\(0, 1\).*can be counted"),
+        ({"space": {"server.momentum": []}}, "give the values to choose from"),
+        ({"space": {"server.momentun": [0.1]}}, "Did you mean 'server.momentum'"),
+        ({"trials": 3}, "this grid has 2"),
+        ({"trials": fg.Trials(3)}, "this grid has 2"),
+        ({"trials": fg.Trials(objective="los")}, "Did you mean 'loss'"),
+    ],
+)
+def test_grids_that_make_no_sense(setting, population, change, says):
+    algorithm, options, evaluate = setting
+    kinds = {"space": {"server.momentum": [0.1, 0.2]}, "rounds": 1, "evaluate": evaluate}
+    clients = Tripping(population, None)
+    with pytest.raises(fg.ArgumentError, match=says):
+        fg.grid_search(algorithm, clients, **{**kinds, **options, **change})
+    assert not clients.asked
 
 
 @pytest.mark.parametrize(
@@ -151,6 +344,8 @@ def test_errors(setting, population, change, says):
         ({"rungs": 0}, "rungs=0: give a whole number"),
         ({"rungs": 3, "keep": 1.0}, "keep a part between 0 and 1"),
         ({"keep": 0.5}, "at each of several rungs"),
+        ({"objective": 3}, "name a metric"),
+        ({"rung": 3}, "Did you mean 'rungs'"),
     ],
 )
 def test_trials_that_make_no_sense(options, says):
@@ -163,5 +358,53 @@ def test_ranges():
         fg.uniform(2, 1)
     with pytest.raises(fg.ArgumentError, match="positive"):
         fg.log_uniform(-1, 1)
+    with pytest.raises(fg.ArgumentError, match="two finite numbers"):
+        fg.uniform("0", "1")
+    for wrong in ([], "ab", [0.1, float("nan")], [True], 3j):
+        with pytest.raises(fg.ArgumentError, match="finite numbers"):
+            fg.choice(wrong)
     values = np.asarray(fg.log_uniform(1e-3, 10)(KEY, 20_000))
     assert np.median(values) == pytest.approx(0.1, rel=0.05)
+
+
+# --- its report ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A search of five trials, of which one has diverged."""
+    standing = search_folder.Standing(
+        "accuracy",
+        True,
+        {"a": np.array([0.001, 0.01, 0.1, 1.0, 10.0]), "b <i>": np.arange(5.0)},
+        np.array([0.1, 0.5, 0.875, 0.4, np.nan]),
+        np.array([3, 3, 9, 9, 3]),
+        2,
+        (3, 9),
+    )
+    search_folder.SearchFolder.of(tmp_path, {}).write(standing)
+    return tmp_path, standing
+
+
+def test_the_report_of_a_search(kept):
+    folder, standing = kept
+    assert write_report(folder) == folder / "report.html"
+    page = (folder / "report.html").read_text()
+    assert f"jax {jax.__version__}" in page
+    assert "5 trials · 2 rungs, up to 9 rounds" in page
+    assert "Trial 2 has the highest accuracy, 87.5 %: a 0.1, b &lt;i&gt; 2." in page
+    assert page.count('class="plot"') == 2 and "1 diverged" in page and "<i>" not in page
+    rows = [re.sub("<[^>]*>", " ", row).split() for row in page.split("<tr>")[2:]]
+    assert [row[0] for row in rows] == ["2", "1", "3", "0", "4"]  # from the best to the worst
+    assert rows[0][:6] == ["2", "87.5", "%", "0.1", "2", "9"] and "diverged" in rows[-1]
+
+
+def test_the_report_of_a_search_that_is_going_on(kept):
+    folder, standing = kept
+    begun = replace(standing, scores=np.full(5, np.nan), rounds=np.zeros(5, int), best=0)
+    search_folder.SearchFolder.of(folder, {}).write(begun)
+    page = write_report(folder).read_text()
+    assert "So far no trial is done yet." in page and "not yet" in page and "Scores" not in page
+    rung = replace(standing, rounds=np.full(5, 3))
+    search_folder.SearchFolder.of(folder, {}).write(rung)
+    assert "It is not over yet." in write_report(folder).read_text()

@@ -83,12 +83,14 @@ def test_the_claim_can_fail(shift, significant):
 def test_too_few_seeds_show_nothing():
     found = claim(made(seeds=7, shift={"from 1": 0.2}))
     assert found.holds is None and "7 seeds cannot show a difference" in found.evidence
+    assert found.verdict == "too small to decide"
     assert claim(made(seeds=1)).holds is None
 
 
 def test_where_all_clients_count_alike_there_is_nothing_to_test():
     found = claim(made(examples=(24, 24), shift={"from 1": 0.2}))
     assert found.holds is None and "Every client has 24 examples" in found.evidence
+    assert found.verdict == "not tested"
 
 
 def test_a_seed_that_diverges_counts_and_is_told():

@@ -64,7 +64,8 @@ from fedgrad.training.evaluation import Evaluation, Ratio
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.history import History
 from fedgrad.training.run_folder import RunFolder, run_folder
-from fedgrad.training.search import Search, Trials, log_uniform, random_search, uniform
+from fedgrad.training.search import Search, Trials, grid_search, random_search
+from fedgrad.training.space import Range, choice, log_uniform, uniform
 from fedgrad.training.stopping import Stop, early_stop, non_finite
 from fedgrad.training.tensorboard import TensorBoard
 
@@ -96,6 +97,7 @@ __all__ = [
     "PlanError",
     "Population",
     "Program",
+    "Range",
     "Ratio",
     "Result",
     "RunFolder",
@@ -110,6 +112,7 @@ __all__ = [
     "broadcast",
     "charts",
     "check_grads",
+    "choice",
     "client_key",
     "cohort",
     "early_stop",
@@ -133,6 +136,7 @@ __all__ = [
     "federation",
     "fit",
     "grad",
+    "grid_search",
     "hessian",
     "holding_out",
     "hyper",

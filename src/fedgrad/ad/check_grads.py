@@ -9,7 +9,7 @@ import numpy as np
 
 from fedgrad.ad.rules import MODES, Mode, differentiable, is_float
 from fedgrad.ad.transforms import Argnums, argument_names, grad
-from fedgrad.core.errors import ArgumentError, FederatedError, PlanError
+from fedgrad.core.errors import ArgumentError, FederatedError, PlanError, known_arguments
 from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import struct
@@ -20,6 +20,7 @@ class GradientError(FederatedError, AssertionError):
     """A derivative is not what finite differences say."""
 
 
+@known_arguments()
 def check_grads(
     program: Program,
     args: Sequence[Any],

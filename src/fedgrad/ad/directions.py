@@ -11,12 +11,13 @@ from fedgrad.ad.derivative import like, pulled_back
 from fedgrad.ad.rules import is_float, replaced
 from fedgrad.ad.transforms import Argnums, Request, argument_names, bare, floating, like_it
 from fedgrad.core.arguments import read_inside
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import Placement
 from fedgrad.core.program import Program
 from fedgrad.core.trace import struct
 
 
+@known_arguments()
 def jvp(program: Program, argnums: Argnums = 0) -> Program:
     """(*args, tangents) -> (y, dy): the derivative in one direction, by pushing it forward.
 
@@ -56,6 +57,7 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
     return like_it(program, made)
 
 
+@known_arguments()
 def vjp(program: Program, argnums: Argnums = 0) -> Program:
     """(*args, cotangent) -> (y, dx): pulls a cotangent of the result back, in reverse mode.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fedgrad.ad.derivative import Rules, Subject, Unit, is_while, refuse_forward_by_clients
 from fedgrad.ad.rules import RULES, impossible
-from fedgrad.core.errors import ArgumentError, PlacementError, PlanError
+from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, known_fields
 from fedgrad.core.graph import Graph
 from fedgrad.core.trace import Traced
 from fedgrad.plan.cut import cut
@@ -24,6 +24,7 @@ from fedgrad.plan.plan import Plan
 EXHAUSTIVE = 3  # rounds of which every vector of rules is traced
 
 
+@known_fields
 @dataclass(frozen=True)
 class CostModel:
     """What a plan costs: prices per byte down and up (per client), and per round trip; and of the

@@ -20,7 +20,7 @@ from fedgrad.ad.planner import CostModel, choose
 from fedgrad.ad.rules import MODES, Mode, impossible, is_float
 from fedgrad.clients.examples import Examples
 from fedgrad.core.arguments import Arguments, read_inside
-from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, nearest
+from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, known_arguments, nearest
 from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import Traced, struct, traced
@@ -31,6 +31,7 @@ Argnums = int | str | Sequence[int | str]
 REMEMBERED = 32  # choices for other shapes of the arguments
 
 
+@known_arguments()
 def grad(
     program: Program,
     argnums: Argnums = 0,
@@ -46,6 +47,7 @@ def grad(
     return _derived("grad", program, argnums, mode, has_aux)
 
 
+@known_arguments()
 def value_and_grad(
     program: Program,
     argnums: Argnums = 0,
@@ -56,6 +58,7 @@ def value_and_grad(
     return _derived("value_and_grad", program, argnums, mode, has_aux)
 
 
+@known_arguments()
 def jacobian(
     program: Program,
     argnums: Argnums = 0,
@@ -67,6 +70,7 @@ def jacobian(
     return _derived("jacobian", program, argnums, mode, has_aux)
 
 
+@known_arguments()
 def hessian(
     program: Program,
     argnums: Argnums = 0,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from fedgrad.algorithms.hyper import replace as replaced
 from fedgrad.algorithms.hyper import with_schedules
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_fields
 from fedgrad.core.program import Executor, Program
 from fedgrad.core.types import Hyper, Params, State
 
@@ -31,6 +31,7 @@ class _WithDefault:
         return self.init(params, self.hyper if hyper is None else hyper)
 
 
+@known_fields
 @dataclass(frozen=True)
 class Algorithm:
     """A federated training algorithm.

@@ -78,6 +78,11 @@ def fed_opt(
     What variants change besides: further hyperparameters (`hyper`), and what to `measure` of each
     client's update, whose mean is given to the server's optimizer by name.
     """
+    if not callable(loss):
+        raise ArgumentError.here(
+            f"loss= takes a function (params, batch) that gives one loss per example, got "
+            f"{type(loss).__name__}."
+        )
     if weighting not in WEIGHTINGS:
         raise ArgumentError.here(f"There is no weighting {weighting!r}.", weighting, WEIGHTINGS)
     ours, work = as_optimizer(server, "server"), as_work(client)

@@ -11,7 +11,7 @@ from fedgrad.algorithms.objective import Loss, client_loss
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import HeldOut, require_rule
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.core.errors import ArgumentError, known_fields, require_whole
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.program import Program, broadcast, mean, program
 from fedgrad.core.program import sum as sum_
@@ -30,6 +30,7 @@ class Comparison:
     spread: jax.Array  # the standard error of the second model's loss itself
 
 
+@known_fields
 @dataclass(frozen=True)
 class GradientCohort:
     """Whose loss `fg.self_tuning` follows, and which.
@@ -47,8 +48,10 @@ class GradientCohort:
 
     def __post_init__(self) -> None:
         if self.clients not in ("fresh", "same") and not isinstance(self.clients, Population):
+            got = self.clients if isinstance(self.clients, str) else type(self.clients).__name__
             raise ArgumentError.here(
-                f'gradient_from= takes "fresh", "same" or a population, got {self.clients!r}.'
+                f'gradient_from= takes "fresh", "same" or a population, got {got!r}. Write '
+                "gradient_from=fg.population([client_0, client_1, ...])."
             )
         require_whole("batch_size", self.batch_size)
         if self.held_out is not None:

@@ -7,8 +7,10 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import A_FIFTH, HeldOut, require_rule
+from fedgrad.core.errors import known_arguments
 
 
+@known_arguments()
 def holding_out(algorithm: Algorithm, held_out: HeldOut = A_FIFTH) -> Algorithm:
     """The algorithm, trained without the held-out examples of each client, so that they can judge
     the model: `fg.Evaluation(..., held_out=)`, `fg.GradientCohort(held_out=)`. Nor are they in

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.ad.sensitivity import apart, carried
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_fields
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.primitives import common
 from fedgrad.core.types import Params, State
@@ -17,6 +17,7 @@ from fedgrad.core.types import Params, State
 THROUGH = ("all", "server")
 
 
+@known_fields
 @dataclass(frozen=True)
 class Horizon:
     """Over how many rounds `fg.self_tuning` follows what a hyperparameter does.

@@ -150,6 +150,8 @@ def _gives_a_number(fun: Any) -> bool:
 
 
 def _checked(name: str, leaf: Any) -> Any:
+    if isinstance(leaf, str | bytes):
+        raise ArgumentError.here(f"{name!r} is the text {leaf!r}. Give a number.")
     if not callable(leaf):
         return leaf
     if not _gives_a_number(leaf):

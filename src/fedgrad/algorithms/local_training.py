@@ -19,7 +19,7 @@ from fedgrad.algorithms.optimizer import (
     start_of,
 )
 from fedgrad.clients.examples import Examples
-from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
+from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.primitives import accumulator, promoting
 from fedgrad.core.types import Batch, Hyper, Key, Params
 
@@ -60,6 +60,7 @@ def plus(correction: Callable[[Params, Params, Hyper], Any]) -> Callable[[Loss],
     return corrected
 
 
+@known_fields
 @dataclass(frozen=True)
 class LocalTraining:
     """What a client does in a round, for `client=` of `fg.fed_opt` and its family.

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 
 from fedgrad.algorithms.hyper import paths
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_fields
 
 
+@known_fields
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Metrics:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.primitives import common
 from fedgrad.core.types import Hyper
 
@@ -52,6 +52,12 @@ class Form:
                 f"{self.name!r} starts at {value}, which has no logarithm. Start above 0, or learn "
                 "it as it is: fg.linear()."
             )
+        if known and not jnp.all((value >= self.low) & (value <= self.high)):
+            raise ArgumentError.here(
+                f"{self.name!r} starts at {value}, outside of its bounds, {self.low} to "
+                f"{self.high}. Start inside, algorithm.starting({{{self.name!r}: ...}}), or widen "
+                f"them: fg.{self.kind}(low, high)."
+            )
         return self.project(RAW[self.kind](value, self.bounds))
 
     def project(self, raw: Any) -> Any:
@@ -65,6 +71,7 @@ class Form:
         return self.low, self.high
 
 
+@known_arguments()
 def linear(low: float | None = None, high: float | None = None) -> Form:
     """Learn a hyperparameter as it is, which is what the paper does and the default.
 
@@ -74,12 +81,14 @@ def linear(low: float | None = None, high: float | None = None) -> Form:
     return Form("linear", low, high)
 
 
+@known_arguments()
 def log(low: float | None = None, high: float | None = None) -> Form:
     """Learn the logarithm of a hyperparameter: steps are multiplicative, and it stays positive.
     Bounds that are not given go with its name."""
     return Form("log", low, high)
 
 
+@known_arguments()
 def logit(low: float | None = None, high: float | None = None) -> Form:
     """Learn the logit of where a hyperparameter is between two bounds, so that it stays there.
     Bounds that are not given go with its name."""

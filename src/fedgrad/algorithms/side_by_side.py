@@ -8,10 +8,11 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.wrapped import wrapped
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.types import Hyper, Params, State
 
 
+@known_arguments()
 def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
     """An algorithm that runs trials with different hyperparameters together.
 

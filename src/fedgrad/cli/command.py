@@ -9,14 +9,17 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
-from fedgrad.cli import data, explain, report, reproduce, tune
+from fedgrad.cli import data, explain, report, reproduce, train, tune
 from fedgrad.core.errors import ArgumentError, FederatedError, caller, nearest
 
 FEDGRAD = """\
 Federated automatic differentiation on JAX: training that tunes itself.
 
+  fedgrad train mymodule:task                  train a task of your own, with no rate to choose
+  fedgrad train synthetic --algorithm fedexp   or one that comes with it, with any algorithm
   fedgrad tune synthetic --rounds 100          FedAvgM that learns its own learning rate
   fedgrad reproduce client-weighting --quick   an experiment of the paper, its claims checked
   fedgrad report out/synthetic-fedavgm         make the report of a run again
@@ -82,13 +85,20 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def _parser() -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(prog="fedgrad", description=FEDGRAD, epilog=EXIT_CODES)
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
-    for module in (tune, reproduce, report, explain, data):
+    for module in (train, tune, reproduce, report, explain, data):
         module.add_command(commands)
     _add_federation(commands)
     return parser, commands.choices
+
+
+def _version() -> str:
+    """Of everything that a question about an error needs."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"fedgrad {version('fedgrad')} (JAX {version('jax')}, Python {python})"
 
 
 def _add_federation(commands: Any) -> None:

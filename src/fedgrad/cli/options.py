@@ -30,7 +30,25 @@ def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
 
 def task(word: str) -> str:
     """The name of a task, or module:name."""
-    return word if ":" in word else one_of("task", TASKS)(word)
+    if ":" in word or word in TASKS:
+        return word
+    raise argparse.ArgumentTypeError(
+        f"There is no task {word!r} (one of your own is module:name).{nearest(word, list(TASKS))}"
+    )
+
+
+def algorithm(known: Iterable[str]) -> Callable[[str], str]:
+    """The name of an algorithm: fedavgm, or as its function is called, fed_avgm."""
+    read, names = one_of("algorithm", known), list(known)
+
+    def find(word: str) -> str:
+        if (name := word.replace("_", "")) == "fedauto" and name not in names:
+            raise argparse.ArgumentTypeError(
+                f"{word} finds its own rates, so there are none to learn. Write fedgrad train."
+            )
+        return read(name)
+
+    return find
 
 
 def whole(word: str) -> int:

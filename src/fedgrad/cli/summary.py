@@ -1,32 +1,64 @@
 """How a run went, for scripts and for a terminal."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.cli import options as read
+from fedgrad.plan.plan import Plan
+from fedgrad.report.plans import KeptPlan
 from fedgrad.report.run import Run
 from fedgrad.report.top import verdict
 from fedgrad.report.words import measure, title
 from fedgrad.show.numbers import memory, number, short
+from fedgrad.show.phases import Phases
 
 
-def summary(run: Run) -> dict[str, Any]:
-    """What scripts want to know."""
+@dataclass(frozen=True)
+class Sent:
+    """What a whole run communicates, by its plans: all clients together."""
+
+    communication_rounds: int
+    bytes: int
+
+    @staticmethod
+    def of(planned: Phases) -> "Sent":
+        """Of a training whose phases are known."""
+        return Sent(
+            sum(phase.plan.rounds * phase.rounds for phase in planned.phases),
+            sum(_bytes(phase.plan) * phase.rounds for phase in planned.phases),
+        )
+
+
+def _bytes(plan: Plan) -> int:
+    """Down and up in one training round."""
+    return sum(KeptPlan(plan.name, plan.rounds, plan.clients, plan.traffic, {}, ()).sent())
+
+
+def of_one(run: Run, sent: Sent) -> dict[str, Any]:
+    """What scripts want to know of a run that was trained once."""
+    return {"folder": run.folder, "rounds": run.rounds, **_ended(run, run.main, sent)}
+
+
+def of_each(run: Run) -> dict[str, Any]:
+    """What scripts want to know of a run that learns and of one that does not."""
+    every = {
+        name: Sent(run.plans[name].rounds * run.rounds, run.sent(name) or 0) for name in run.curves
+    }
+    runs = {name: _ended(run, name, sent) for name, sent in every.items()}
+    return {"folder": run.folder, "rounds": run.rounds, "runs": runs}
+
+
+def _ended(run: Run, name: str, sent: Sent) -> dict[str, Any]:
+    curves, metrics = run.curves[name], run.metrics(name)
     return {
-        "folder": run.folder,
-        "rounds": run.rounds,
-        "runs": {
-            name: {
-                "final": {k: float(curves[k].values[-1]) for k in run.measured if k in curves},
-                "hyper": {k: float(v.values[-1]) for k, v in run.metrics(name).hyper.items()},
-                "rejected": _rejected(run.metrics(name)),
-                "communication_rounds": run.plans[name].rounds * run.rounds,
-                "bytes": run.sent(name),
-            }
-            for name, curves in run.curves.items()
-        },
+        "final": {k: float(curves[k].values[-1]) for k in run.measured if k in curves},
+        "hyper": {k: float(v.values[-1]) for k, v in metrics.hyper.items()},
+        "rejected": _rejected(metrics),
+        "communication_rounds": sent.communication_rounds,
+        "bytes": sent.bytes,
     }
 
 
@@ -34,12 +66,12 @@ def _rejected(found: Metrics) -> int:
     return 0 if found.rejected is None else int(found.rejected.values.sum())
 
 
-def show(run: Run) -> None:
-    """Print a table and a sentence."""
+def show(run: Run, sent: Sent | None = None) -> None:
+    """Print a table and a sentence. `sent`: of a run that was trained once."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), title_justify="left")
     table.add_column(f"after {run.rounds:,} rounds", style="dim")
     for name in run.curves:
-        table.add_column(name, justify="right")
+        table.add_column(name if sent is None else "", justify="right")
     # The loss of the last cohort says less than an evaluation of everyone, where there is one.
     shown = [key for key in run.measured if key in run.evaluated] or run.measured
     for key in shown:
@@ -48,7 +80,8 @@ def show(run: Run) -> None:
     for name in run.learned:
         values = run.metrics().hyper[name].values
         table.add_row(name, *[number(values[-1]), short(values[0])][: len(run.curves)])
-    table.add_row("Sent in all", *(memory(run.sent(name) or 0) for name in run.curves))
+    every = [run.sent(name) or 0 for name in run.curves] if sent is None else [sent.bytes]
+    table.add_row("Sent in all", *map(memory, every))
     console = read.console()
     console.print(table)
     if verdict(run):

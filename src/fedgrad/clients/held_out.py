@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.clients.examples import Examples, Part
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_fields
 
 
+@known_fields
 @dataclass(frozen=True)
 class HeldOut:
     """Which examples of a client are held out: a `fraction` of them, by a random order that depends

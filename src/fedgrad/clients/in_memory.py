@@ -13,7 +13,7 @@ from fedgrad.clients import sampling
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.padding import padded
 from fedgrad.clients.population import Population, Stored
-from fedgrad.core.errors import CohortError
+from fedgrad.core.errors import CohortError, known_arguments
 from fedgrad.core.types import Key
 
 
@@ -51,6 +51,7 @@ class InMemory(Stored):
         return sampling.ahead(block)
 
 
+@known_arguments()
 def population(clients: Sequence[Any]) -> Population:
     """Store clients, one pytree of examples each (leaves with a leading example axis), once.
 
@@ -73,6 +74,7 @@ def population(clients: Sequence[Any]) -> Population:
     return InMemory(everyone, counts, offsets)
 
 
+@known_arguments()
 def cohort(clients: Sequence[Any]) -> Cohort:
     """Clients of different sizes from a list, one entry per client, for one call of a program."""
     return population(clients).everyone
@@ -106,7 +108,9 @@ def examples_of(clients: Sequence[Any]) -> np.ndarray:
         )
     if not len(clients):
         raise CohortError.here("There are no clients: the list is empty.")
-    return np.asarray([count_of(i, client, clients[0]) for i, client in enumerate(clients)])
+    counts = [count_of(i, client, clients[0]) for i, client in enumerate(clients)]
+    _require_dtypes(clients)
+    return np.asarray(counts)
 
 
 def count_of(number: int, client: Any, first: Any) -> int:
@@ -132,6 +136,27 @@ def count_of(number: int, client: Any, first: Any) -> int:
                 f"{wanted[1:]}. Only the number of examples may differ."
             )
     return int(shapes[0][0])
+
+
+def _require_dtypes(clients: Sequence[Any]) -> None:
+    """Refuse examples of other dtypes than those of the first client: stored together, all would
+    silently become what both fit into."""
+    first = _dtypes(clients[0])
+    for number, client in enumerate(clients):
+        if (here := _dtypes(client)) == first:
+            continue
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(client)]
+        for path, found, wanted in zip(paths, here, first, strict=True):
+            if jnp.result_type(found) != jnp.result_type(wanted):  # without x64, both are float32
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                raise CohortError.here(
+                    f"Examples of client {number} are {found}{f' in {name!r}' if name else ''}, "
+                    f"those of client 0 {wanted}. Cast them: a population keeps one dtype."
+                )
+
+
+def _dtypes(client: Any) -> list[Any]:
+    return [getattr(x, "dtype", None) or np.asarray(x).dtype for x in jax.tree.leaves(client)]
 
 
 def _same_tree(a: Any, b: Any) -> bool:

@@ -17,7 +17,7 @@ from fedgrad.clients.folder import Folder, Unreadable
 from fedgrad.clients.in_memory import everywhere
 from fedgrad.clients.population import Population, require_clients
 from fedgrad.clients.stored import Writer
-from fedgrad.core.errors import CohortError, StoreError
+from fedgrad.core.errors import CohortError, StoreError, known_arguments
 from fedgrad.core.types import Key
 
 PORTION = 64 * 2**20  # bytes of examples that are worked on together, where all clients are
@@ -211,6 +211,7 @@ def _told() -> Generator[None]:
         raise StoreError.here(str(error)) from error
 
 
+@known_arguments()
 def stored(path: str | os.PathLike[str]) -> Population:
     """The clients that `fg.store` or `fedgrad data prepare` wrote into a folder, as a population.
 
@@ -221,6 +222,7 @@ def stored(path: str | os.PathLike[str]) -> Population:
     return OnDisk(folder, folder.counts)
 
 
+@known_arguments()
 def store(path: str | os.PathLike[str], clients: Iterable[Any]) -> Population:
     """Write clients, one pytree of examples each, into a new folder, and open it.
 

@@ -13,12 +13,13 @@ import jax
 import numpy as np
 
 from fedgrad.core.control import Control, While, control
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_fields
 from fedgrad.core.primitives import Primitive, round_p, where
 
 T = TypeVar("T")
 
 
+@known_fields
 @dataclass(frozen=True)
 class Placement:
     """A group of clients. `fg.CLIENTS` is the usual one; make others for, say, a loss cohort."""

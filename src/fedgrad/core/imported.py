@@ -12,11 +12,16 @@ def imported(name: str, what: str) -> tuple[Any, Any]:
     path, _, attribute = name.partition(":")
     if not path or not attribute:
         raise ArgumentError(f"Name {what}, got {name!r}.")
+    if path.endswith(".py") or "/" in path:
+        meant = path.removesuffix(".py").replace("/", ".").lstrip(".")
+        raise ArgumentError(f"{name!r} names a file. Write the module: {meant}:{attribute}.")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
+        if path != error.name and not path.startswith(f"{error.name}."):  # what it needs
+            raise ArgumentError(f"{path} fails to import: {error}.") from error
         raise ArgumentError(f"There is no module {path!r} here: {error}.") from None
     except Exception as error:
         raise ArgumentError(f"{path} fails to import: {type(error).__name__}: {error}") from error

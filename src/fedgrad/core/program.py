@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import ArgumentError, PlacementError, nearest
+from fedgrad.core.errors import ArgumentError, PlacementError, known_arguments, nearest
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.primitives import (
     broadcast_p,
@@ -171,6 +171,7 @@ def default_executor() -> Executor:
     return _default.get(_installed[0])
 
 
+@known_arguments()
 @contextlib.contextmanager
 def default(executor: Executor) -> Iterator[None]:
     """`with fg.executors.default(fg.executors.reference()):` for programs without `.on(...)`."""
@@ -184,12 +185,14 @@ def default(executor: Executor) -> Iterator[None]:
 # --- what a program says ----------------------------------------------------------------------
 
 
+@known_arguments()
 def broadcast(x: Any, at: Placement = CLIENTS) -> Any:
     """Send a server value to every client of a placement. Any leaf that JAX knows can be sent."""
     _require_inside("broadcast", at)
     return jax.tree.map(lambda leaf: broadcast_p.bind(_array(leaf), placement=at.name), x)
 
 
+@known_arguments()
 def sum(x: Any, at: Placement = CLIENTS) -> Any:
     """Sum a client value over all clients of its placement; the result is at the server.
 
@@ -201,6 +204,7 @@ def sum(x: Any, at: Placement = CLIENTS) -> Any:
     return jax.tree.map(lambda leaf: sum_p.bind(_summable(leaf), placement=at.name), x)
 
 
+@known_arguments()
 def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.0) -> Any:
     """Mean over the clients: `sum(x) / sum(1)`, or `sum(w x) / sum(w)` with scalar weights.
 
@@ -239,6 +243,7 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
     return _ratios(x, sums, total, empty, by_zero=True)
 
 
+@known_arguments()
 def client_key(key: Key, at: Placement = CLIENTS) -> Key:
     """Each client's own PRNG key, from one key of the server: the same key is sent to all.
 

@@ -15,6 +15,7 @@ import fedgrad as fg
 from fedgrad.experiments.results import Claim, ExperimentError, Results, Table, report
 
 Progress = bool | Console  # as for fg.fit
+QUICK = "quick"  # the size that shows that it works
 # The tasks of the paper, which have its models as a size.
 PAPER = ("cifar100", "emnist", "shakespeare", "stackoverflow_tags", "stackoverflow_words")
 
@@ -67,6 +68,11 @@ class Experiment:
             raise ExperimentError.here(message, size, self.sizes)
         return self.sizes[size]
 
+    def size_of(self, settings: Mapping[str, Any]) -> str:
+        """Which of its sizes these settings are, as they were or as JSON; nothing if none."""
+        found = _as_json(settings)
+        return next((n for n, one in self.sizes.items() if _as_json(asdict(one)) == found), "")
+
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -93,6 +99,7 @@ def reproduce(
     results = experiment.run(out, settings, progress)
     facts = {
         **results.facts,
+        "size": experiment.size_of(asdict(settings)),
         "seconds": round(time.perf_counter() - start, 1),
         "processor seconds": round(time.process_time() - worked, 1),
         "versions": {name: version(name) for name in ("fedgrad", "jax", "numpy", "optax")},
@@ -119,13 +126,30 @@ def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
 def show(experiment: Experiment, results: Results, out: Path) -> Reproduction:
     """Draw and judge results, into `out`."""
     shown = Reproduction(
-        results, experiment.figures(results), experiment.tables(results), experiment.claims(results)
+        results,
+        experiment.figures(results),
+        experiment.tables(results),
+        _judged(experiment, results),
     )
     out.mkdir(parents=True, exist_ok=True)
     for name, figure in shown.figures.items():
         figure.save(out / f"{name}.svg")
     (out / "results.txt").write_text(shown.text() + "\n", encoding="utf-8")
     return shown
+
+
+def _judged(experiment: Experiment, results: Results) -> list[Claim]:
+    """The claims; what is too small to decide them gives numbers, and no verdicts."""
+    claims, why = experiment.claims(results), ""
+    if results.facts.get("size") == QUICK:
+        why = "This size is to see that it works."
+    elif results.settings.get("seeds") == 1:
+        why = "One seed decides nothing."
+    return [claim.undecided(why) for claim in claims] if why else claims
+
+
+def _as_json(settings: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(dict(settings), default=str))  # tuples are lists
 
 
 def evaluations_of(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +85,27 @@ class Table:
 class Claim:
     """A statement of the paper, whether it holds here, and the numbers that decide.
 
-    `holds` is None for a statement about something that this experiment does not run.
+    `holds` is None for a statement about something that this experiment does not run, or, with
+    `too_small`, that was run for too short or too few seeds to say.
     """
 
     statement: str
     holds: bool | None
     evidence: str
+    too_small: bool = False
 
     @property
     def verdict(self) -> str:
-        """In one word."""
+        """In a few words."""
+        if self.too_small:
+            return "too small to decide"
         return {True: "holds", False: "DOES NOT HOLD", None: "not tested"}[self.holds]
+
+    def undecided(self, why: str) -> "Claim":
+        """The same with its numbers, but without a verdict if it had one."""
+        if self.holds is None:
+            return self
+        return replace(self, holds=None, too_small=True, evidence=f"{why} {self.evidence}")
 
 
 def report(claims: Iterable[Claim]) -> str:
@@ -107,5 +117,9 @@ def report(claims: Iterable[Claim]) -> str:
 
 def score(claims: Iterable[Claim]) -> str:
     """`6 of 7 tested claims hold`."""
+    claims = list(claims)
     tested = [claim.holds for claim in claims if claim.holds is not None]
+    small = sum(claim.too_small for claim in claims)
+    if small and not tested:
+        return f"Too small to decide {small} of {len(claims)} claims"
     return f"{sum(tested)} of {len(tested)} tested claims hold"

@@ -1,8 +1,5 @@
 """The report of an experiment: its claims, its figures and its tables."""
 
-import json
-from dataclasses import asdict
-
 from fedgrad.experiments.experiment import Experiment, Reproduction
 from fedgrad.experiments.results import Claim, score
 from fedgrad.report.charts import html
@@ -43,12 +40,7 @@ def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
 
 def size_of(experiment: Experiment, shown: Reproduction) -> str:
     """Which of its sizes an experiment was run in; nothing if it was none of them."""
-    found = dict(shown.results.settings)
-    for name, settings in experiment.sizes.items():
-        # As it was read: tuples are lists in JSON.
-        if json.loads(json.dumps(asdict(settings))) == json.loads(json.dumps(found)):
-            return name
-    return ""
+    return experiment.size_of(shown.results.settings)
 
 
 def _claim(claim: Claim) -> Html:

@@ -45,8 +45,9 @@ class Run:
 
     @property
     def asked(self) -> Mapping[str, Any]:
-        """What `fedgrad tune` was asked for; nothing for another run."""
-        found = (self.config.get("config") or {}).get("tune", {})
+        """What `fedgrad tune` or `train` was asked for; nothing for another run."""
+        asked = self.config.get("config") or {}
+        found = asked.get("tune") or asked.get("train", {})
         return found if isinstance(found, Mapping) else {}
 
     def alone(self) -> "Run":

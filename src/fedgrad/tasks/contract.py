@@ -13,7 +13,7 @@ import numpy as np
 from fedgrad.algorithms.objective import per_example
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import FederatedError
+from fedgrad.core.errors import FederatedError, known_fields
 
 # (params, batch) or (params, batch, key) -> one number per example
 PerExample = Callable[..., Any]
@@ -23,6 +23,7 @@ class TaskError(FederatedError):
     """A task is unknown, is not one, or cannot be made as asked for."""
 
 
+@known_fields
 @dataclass(frozen=True)
 class Defaults:
     """Settings with which a task trains well, to start from."""

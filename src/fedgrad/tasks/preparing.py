@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedgrad.core.errors import known_arguments
 from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import prepared
 from fedgrad.tasks.data.conversion import converted, learned
@@ -18,6 +19,7 @@ PREPARED: Mapping[str, DataSet] = {
 }
 
 
+@known_arguments()
 def prepare(
     name: str,
     data: str | os.PathLike[str],

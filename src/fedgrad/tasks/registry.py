@@ -1,11 +1,12 @@
 """Tasks by name: those of this table, and a user's own as module:name."""
 
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedgrad.core.errors import nearest
+from fedgrad.core.errors import FederatedError, nearest
 from fedgrad.core.imported import imported
 from fedgrad.tasks.cifar100 import cifar100
 from fedgrad.tasks.contract import TaskError
@@ -55,13 +56,25 @@ def _own(name: str, options: dict[str, Any]) -> Task:
         )
     if not isinstance(made, Task) and callable(made):
         _require_options(name, made, options)
-        made = made(**options)
+        made = _made(name, made, options)
     if not isinstance(made, Task):
         raise TaskError.here(
             f"{name} is neither a Task nor a function that gives one, but {type(made).__name__}. "
             "See fg.tasks.Task."
         )
     return made if made.name else replace(made, name=name)
+
+
+def _made(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    try:
+        return make(**options)
+    except FederatedError:
+        raise  # it says where
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise TaskError.here(
+            f"{name} fails: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        ) from error
 
 
 def _require_options(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -12,15 +12,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.core.errors import known_arguments
 from fedgrad.tasks.contract import TaskError
 
 
+@known_arguments()
 def iid(labels: Any, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Examples dealt at random, to each client the same number (or one more)."""
     labels = _checked(labels, clients, at_least=1)
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
 
+@known_arguments()
 def dirichlet(
     labels: Any, clients: int, concentration: float, rng: np.random.Generator, at_least: int = 1
 ) -> list[np.ndarray]:
@@ -50,6 +53,7 @@ def dirichlet(
     return _parts(owner, clients)
 
 
+@known_arguments()
 def pathological(
     labels: Any, clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
@@ -73,6 +77,7 @@ def pathological(
     return _parts(owner, clients)
 
 
+@known_arguments()
 def pachinko(
     labels: Any,
     superclasses: Any,
@@ -118,6 +123,7 @@ def pachinko(
     return parts
 
 
+@known_arguments()
 def by_column(values: Any) -> list[np.ndarray]:
     """A client for each value of a column, such as who wrote it, in the order of `np.unique`."""
     values = np.asarray(values)
@@ -129,6 +135,7 @@ def by_column(values: Any) -> list[np.ndarray]:
     return _grouped(owner)
 
 
+@known_arguments()
 def divide(examples: Any, parts: list[np.ndarray]) -> list[Any]:
     """The examples (a pytree of arrays with one row each) of each client, for `fg.population`."""
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(examples)]
@@ -137,6 +144,7 @@ def divide(examples: Any, parts: list[np.ndarray]) -> list[Any]:
     return [jax.tree.map(lambda leaf: np.asarray(leaf)[part], examples) for part in parts]  # noqa: B023
 
 
+@known_arguments()
 def hold_out(
     clients: list[Any], fraction: float, rng: np.random.Generator
 ) -> tuple[list[Any], list[Any]]:

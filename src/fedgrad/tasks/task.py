@@ -7,11 +7,13 @@ from typing import Any
 import jax
 
 from fedgrad.clients.population import Population
+from fedgrad.core.errors import known_fields
 from fedgrad.tasks.contract import Defaults, PerExample, require_task
 
 _USUAL = Defaults()
 
 
+@known_fields
 @dataclass(frozen=True)
 class Task:
     """A learning problem over clients: their examples, `init(key) -> params`, and the loss of each

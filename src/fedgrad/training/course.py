@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm, last_of
+from fedgrad.algorithms.metrics import require_metrics
 from fedgrad.clients.population import Population
 from fedgrad.clients.sampling import round_keys
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.federation.protocol.values import NodeValue
+from fedgrad.training.first import require_algorithm, require_model
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Course:
     @staticmethod
     def of(algorithm: Algorithm, clients: Population, cohort_size: int, key: Key) -> "Course":
         """The course, or what is wrong with what is asked of it."""
+        require_algorithm(algorithm)
         populations = {"cohort": clients} | {
             name: clients if other is None else other for name, other in algorithm.cohorts.items()
         }
@@ -124,6 +127,14 @@ class Course:
         every = clients.scatter(state.clients, drawn.cohorts["cohort"], new)
         return StateWithClients(server, every), metrics
 
+    def told(self, state: State) -> list[str]:
+        """The names of the metrics that a round gives; it is traced, where that can be done."""
+        if not all(clients.here for clients in self.populations.values()):
+            return []
+        args, more = self.arguments(state, self.algorithm.hyper, self.draw(1))
+        found = jax.eval_shape(lambda a, m: self.algorithm.round(*a, **m), args, more)
+        return list(require_metrics(found[1]).named())
+
     def between(self, state: State, round: int, planned: int) -> State:
         """The state that this round begins with."""
         if self.algorithm.between is None:
@@ -144,6 +155,7 @@ class Course:
 
     def first(self, params: Params) -> Any:
         """The state before the first round, where the clients' data are."""
+        require_model(params)
         clients, server = self.populations["cohort"], self.algorithm.init(params)
         if self.algorithm.client_init is None:
             return self.placed(server)

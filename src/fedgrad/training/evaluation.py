@@ -16,7 +16,7 @@ from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import HeldOut, require_rule
 from fedgrad.clients.population import Population
 from fedgrad.core.arguments import ClientData
-from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.core.errors import ArgumentError, known_fields, require_whole
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.primitives import accumulator
 from fedgrad.core.program import Executor, Program, broadcast, program, sum
@@ -27,6 +27,7 @@ Progress = Callable[[int, int], None]  # (clients that are done, of how many)
 Metric = Callable[..., Any]
 
 
+@known_fields
 @dataclass(frozen=True)
 class Ratio:
     """A metric that is a ratio of two sums over all examples, such as tokens that are right over
@@ -41,6 +42,7 @@ class Ratio:
         return part / jnp.where(whole == 0, 1, whole).astype(part.dtype)
 
 
+@known_fields
 class Evaluation:
     """A function of the model that gives metrics by name, every so many rounds of training.
 

@@ -13,17 +13,18 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import require_whole
+from fedgrad.core.errors import known_arguments
 from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.training.config import describe
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluations
+from fedgrad.training.first import require_evaluations, require_rounds
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.loop import Loop, Played
 from fedgrad.training.progress import display
 from fedgrad.training.run_folder import Keeping, RunFolder, run_folder
-from fedgrad.training.stopping import Callback, check_callbacks
+from fedgrad.training.stopping import Callback, check_callbacks, require_stops
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Result:
         return last_of(self.state)
 
 
+@known_arguments()
 def fit(
     algorithm: Algorithm,
     clients: Population,
@@ -74,12 +76,14 @@ def fit(
     those with a method `close` are closed at the end. See `fg.early_stop` and `fg.non_finite`.
     `out` is a folder, or a `fg.run_folder`, from which an interrupted run goes on.
     """
-    require_whole("rounds", rounds, least=0)
     evaluations = Evaluations.of(evaluate)
+    require_rounds(rounds, of_use=bool(evaluations.by_name) or out is not None)
     check_callbacks(callbacks, evaluations.names())
     with ExitStack() as stack:
         course = stack.enter_context(closing(Course.of(algorithm, clients, cohort_size, key)))
         first, hyper = course.first(params), course.placed(algorithm.hyper)
+        require_evaluations(evaluations, params)
+        require_stops(callbacks, lambda: course.told(first))
         kept = Keeping()
         if out is not None:
             folder = out if isinstance(out, RunFolder) else run_folder(out)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
+from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.types import State
 from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.training import checkpoint
@@ -23,6 +23,7 @@ CHECKPOINT_SECONDS = 30.0
 SHARE = 50  # saving may take one part in so many of the time
 
 
+@known_fields
 @dataclass(frozen=True)
 class RunFolder:
     """A folder for config.json, history.jsonl and the checkpoint of a run: `fg.fit(..., out=)`.

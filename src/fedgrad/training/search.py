@@ -1,12 +1,13 @@
-"""Tuning by trials, to compare self-tuning with: random search and successive halving.
+"""Tuning by trials, to compare self-tuning with: random search, grids and successive halving.
 
 Trials run side by side, as many at once as fit into memory, on the same clients in the same order.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from typing import Any, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,34 +17,17 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.clients.population import Population
-from fedgrad.clients.sampling import read_key
-from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.types import Hyper, Key, Params
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
-from fedgrad.training.loop import Loop, Played
+from fedgrad.training.first import require_algorithm, require_evaluations, require_model
+from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.progress import display
-
-TOGETHER = 256 * 2**20  # bytes of state that trials may have together
-
-# (key, number of trials) -> one value for each
-Range = Callable[[jax.Array, int], jax.Array]
-
-
-def uniform(low: float, high: float) -> Range:
-    """Any value between two is as likely."""
-    _ordered(low, high)
-    return lambda key, n: jax.random.uniform(key, (n,), minval=low, maxval=high)
-
-
-def log_uniform(low: float, high: float) -> Range:
-    """Any order of magnitude between two is as likely."""
-    _ordered(low, high)
-    if low <= 0:
-        raise ArgumentError.here(f"log_uniform({low}, {high}): both must be positive.")
-    return lambda key, n: jnp.exp(
-        jax.random.uniform(key, (n,), minval=jnp.log(low), maxval=jnp.log(high))
-    )
+from fedgrad.training.run_folder import RunFolder
+from fedgrad.training.rungs import Climb
+from fedgrad.training.search_folder import SearchFolder, Standing
+from fedgrad.training.space import Draws, combined, drawn, with_trial
 
 
 @dataclass(frozen=True)
@@ -53,9 +37,10 @@ class Search:
     tried: dict[str, np.ndarray]  # by dotted name, one value for each trial
     scores: np.ndarray  # of each trial, where it ended; NaN where it diverged
     rounds: np.ndarray  # for how long each trial was trained
-    best: int  # the trial
+    best: int  # the trial with the best score
     hyper: Hyper  # its hyperparameters
     params: Params  # its model
+    standing: Standing = field(repr=False)  # the same for a report, with what was asked for
 
     @property
     def score(self) -> float:
@@ -63,6 +48,7 @@ class Search:
         return float(self.scores[self.best])
 
 
+@known_fields
 @dataclass(frozen=True)
 class Trials:
     """How many trials there are, and who goes on.
@@ -70,18 +56,24 @@ class Trials:
     The best has the lowest `objective` (a metric of the evaluation), or with `maximize` the
     highest. With `rungs`, that is successive halving: at each rung but the last only the best
     `keep` of them go on (a third, if nothing is said), and it is 1 / `keep` times as long as the
-    one before.
+    one before. A grid has as many as there are combinations: `fg.Trials(objective="accuracy")`.
     """
 
-    number: int
+    number: int | None = None
     objective: str = "loss"
     maximize: bool = False
     rungs: int = 1
     keep: float | None = None
 
     def __post_init__(self) -> None:
-        require_whole("trials", self.number)
+        if self.number is not None:
+            require_whole("trials", self.number)
         require_whole("rungs", self.rungs)
+        if not isinstance(self.objective, str):
+            raise ArgumentError.here(
+                f"fg.Trials(objective={self.objective!r}): name a metric of the evaluation, such "
+                'as "loss".'
+            )
         if self.keep is not None and (self.rungs == 1 or not 0 < self.keep < 1):
             raise ArgumentError.here(
                 f"fg.Trials(rungs={self.rungs!r}, keep={self.keep!r}): keep a part between 0 and 1 "
@@ -108,117 +100,139 @@ class Trials:
     def best(self, scores: np.ndarray) -> np.ndarray:
         """The trials from the best to the worst; what diverged comes last, whatever is wanted."""
         signed = -scores if self.maximize else scores
-        return np.argsort(np.where(np.isfinite(scores), signed, np.inf))
+        return np.argsort(np.where(np.isfinite(scores), signed, np.inf), kind="stable")
 
 
+class Training(TypedDict, total=False):
+    """How trials are trained, as for `fg.fit`."""
+
+    params: Required[Params]
+    rounds: Required[int]
+    cohort_size: Required[int]
+    key: Required[Key]
+    progress: Any
+
+
+@known_arguments(further=Training)
 def random_search(
     algorithm: Algorithm,
     clients: Population,
-    space: Mapping[str, Range],
+    space: Mapping[str, Draws],
     *,
     trials: int | Trials,
-    params: Params,
-    rounds: int,
-    cohort_size: int,
-    key: Key,
     evaluate: Evaluate,
-    progress: Any = True,
+    out: str | os.PathLike[str] | RunFolder | None = None,
+    **training: Unpack[Training],
 ) -> Search:
     """Train with hyperparameters drawn at random, and keep the best.
 
     `space`: what is drawn, by dotted name, `{"server.learning_rate": fg.log_uniform(1e-3, 10)}`.
-    `trials`: how many; `fg.Trials` says what is best, and gives up on bad ones early. `rounds` is
-    how long the last ones are trained. The others are as for `fg.fit`; `evaluate` is asked at the
-    end, and at each rung.
+    `trials`: how many; `fg.Trials` says what is best, and gives up on bad ones early. `params`,
+    `rounds` (how long the last ones are trained), `cohort_size`, `key` and `progress` are those of
+    `fg.fit`; `evaluate` is asked at the end, and at each rung. `out` is a folder, or a
+    `fg.run_folder`, from which a search that was interrupted goes on.
     """
-    require_whole("rounds", rounds)
+    require_algorithm(algorithm)
     wanted = trials if isinstance(trials, Trials) else Trials(trials)
-    tried = _drawn(algorithm, space, wanted.number, key)
-    together = side_by_side(algorithm, names_of.replace(algorithm.hyper, tried))
-    course = Course.of(together, clients, cohort_size, key)
-    evaluations = Evaluations.of({"": evaluate}).like(course.algorithm.round, stacked=False)
-    evaluation = evaluations.by_name[""]
-    wanted.check(evaluation.metrics)
-    ends = wanted.ends(rounds)
-    alive = np.arange(wanted.number)
-    scores, trained = np.full(len(alive), np.nan), np.zeros(len(alive), int)
-    state = together.init(params)
-    size = max(1, int(TOGETHER // max(1, _bytes(state) // len(alive))))
-    shown = display(progress, 0, rounds, course.clients * len(alive))
-    try:
-        for begin, end in zip([0, *ends], ends, strict=False):
-            hyper = names_of.replace(algorithm.hyper, {n: v[alive] for n, v in tried.items()})
-            parts = []
-            for some in np.array_split(np.arange(len(alive)), -(-len(alive) // size)):
-                part = _take(hyper, some)
-                play = functools.partial(course.play, hyper=part)
-                loop = Loop(
-                    play, Played(begin, _take(state, some)), end, display=shown, warned=True
-                )
-                loop.run()
-                parts.append(loop.at.state)
-            state = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-            metrics = _evaluated(evaluation, state.params, len(alive))
-            wanted.check(metrics)
-            found = np.asarray(metrics[wanted.objective], float)
-            scores[alive], trained[alive] = found, end
-            order = wanted.best(found)
-            left = order[: 1 if end == ends[-1] else max(1, round(len(order) * wanted.part))]
-            alive, state = alive[left], _take(state, left)
-    finally:
-        course.close()
-        shown.close()
-    best = int(alive[0])
-    values = {n: float(v[best]) for n, v in tried.items()}
-    return Search(
-        {n: np.asarray(v) for n, v in tried.items()},
-        scores,
-        trained,
-        best,
-        names_of.replace(algorithm.hyper, values),
-        jax.tree.map(lambda leaf: leaf[0], state.params),
+    if wanted.number is None:
+        raise ArgumentError.here("How many trials are drawn? Write trials=fg.Trials(8, ...).")
+    tried = drawn(algorithm, space, wanted.number, training["key"])
+    return _search(algorithm, clients, tried, wanted, evaluate, out, training)
+
+
+@known_arguments(further=Training)
+def grid_search(
+    algorithm: Algorithm,
+    clients: Population,
+    space: Mapping[str, Any],
+    *,
+    trials: Trials = Trials(),
+    evaluate: Evaluate,
+    out: str | os.PathLike[str] | RunFolder | None = None,
+    **training: Unpack[Training],
+) -> Search:
+    """Train with all combinations of hyperparameters, and keep the best.
+
+    `space`: the values of each, by dotted name, `{"client.learning_rate": [0.01, 0.1]}`, or as
+    `fg.choice([...])`. `trials` says what is best, and gives up on bad ones early:
+    `fg.Trials(objective="accuracy", maximize=True)`. All others are as for `fg.random_search`.
+    """
+    require_algorithm(algorithm)
+    tried = combined(algorithm, space)
+    number = len(next(iter(tried.values())))
+    if not isinstance(trials, Trials) or trials.number not in (None, number):
+        got = trials.number if isinstance(trials, Trials) else trials
+        raise ArgumentError.here(
+            f"trials={got!r}, but this grid has {number}. Leave the number out: "
+            'trials=fg.Trials(objective="loss").'
+        )
+    return _search(
+        algorithm, clients, tried, replace(trials, number=number), evaluate, out, training
     )
 
 
-def _drawn(
-    algorithm: Algorithm, space: Mapping[str, Range], trials: int, key: Key
-) -> dict[str, jax.Array]:
-    if not space:
-        raise ArgumentError.here(
-            "A search needs something to try: "
-            'space={"server.learning_rate": fg.log_uniform(1e-3, 10)}.'
-        )
-    known = list(names_of.paths(algorithm.hyper))
-    scheduled = names_of.schedules(algorithm.hyper)
-    for name in space:
-        names_of.require_number(name, scheduled.get(name), "drawn")
-        if name not in known:
-            raise ArgumentError.here(f"There is no hyperparameter {name!r}.", name, known)
-        if not callable(space[name]):
-            raise ArgumentError.here(
-                f"space={{{name!r}: {space[name]!r}}}: give a range, such as "
-                "fg.log_uniform(1e-3, 10)."
-            )
-    read_key(key)
-    keys = jax.random.split(jax.random.fold_in(key, 1), len(space))
-    return {name: space[name](k, trials) for name, k in zip(sorted(space), keys, strict=True)}
+def _search(
+    algorithm: Algorithm,
+    clients: Population,
+    tried: dict[str, jax.Array],
+    wanted: Trials,
+    evaluate: Evaluate,
+    out: Any,
+    training: Training,
+) -> Search:
+    params, rounds, trials = training["params"], training["rounds"], wanted.number or 0
+    require_whole("rounds", rounds)
+    require_model(params)
+    together = side_by_side(algorithm, with_trial(algorithm.hyper, tried, slice(None)))
+    with ExitStack() as stack:
+        course = Course.of(together, clients, training["cohort_size"], training["key"])
+        stack.enter_context(closing(course))
+        evaluations = Evaluations.of({"": evaluate}).like(course.algorithm.round, stacked=False)
+        _require_scores(evaluations, params, wanted)
+        _require_starts(algorithm, tried, params)
+        kept = SearchFolder.of(out, {"cohort_size": training["cohort_size"]})
+        shown = display(training.get("progress", True), 0, rounds, course.clients * trials)
+        stack.callback(shown.close)
+        climb = Climb(course, tried, wanted.best, kept, shown, stack.enter_context(Interrupts()))
+        climb.begin(params)
+        ends = wanted.ends(rounds)
+        told = (wanted.objective, wanted.maximize, ends)
+        kept.begin(climb.standing(*told))
+        for begin, end in zip([0, *ends], ends, strict=False):
+            climb.train(begin, end)
+            climb.judge(lambda models: _scores(evaluations.by_name[""], models, wanted))
+            left = 0 if climb.rung == len(ends) else max(1, round(len(climb.alive) * wanted.part))
+            climb.drop(left)
+            kept.write(climb.standing(*told))
+    best, model = climb.best
+    values = {name: np.asarray(v) for name, v in tried.items()}
+    hyper = with_trial(algorithm.hyper, {n: v.tolist() for n, v in values.items()}, best)
+    standing = climb.standing(*told)
+    return Search(values, climb.scores, climb.rounds, best, hyper, model, standing)
 
 
-def _evaluated(evaluation: Evaluation, models: Any, trials: int) -> Mapping[str, Any]:
+def _require_scores(evaluations: Evaluations, params: Params, wanted: Trials) -> None:
+    """Refuse an evaluation that fails or does not give the objective, before anything is trained:
+    one that is any function of the model is asked for the first one."""
+    (evaluation,) = evaluations.by_name.values()
+    wanted.check(evaluation.metrics)
+    require_evaluations(evaluations, params)
+    if evaluation.program is None:
+        wanted.check(evaluations(params))
+
+
+def _require_starts(algorithm: Algorithm, tried: Mapping[str, jax.Array], params: Params) -> None:
+    """Refuse what an algorithm cannot start from, such as a value outside of its bounds, which are
+    intervals: so two starts are tried."""
+    for extreme in (jnp.min, jnp.max):
+        ends = {name: extreme(values) for name, values in tried.items()}
+        algorithm.init(params, names_of.replace(algorithm.hyper, ends))
+
+
+def _scores(evaluation: Evaluation, models: Any, wanted: Trials) -> np.ndarray:
+    """The objective of models that are stacked along a leading axis."""
     if evaluation.program is not None:
-        return evaluation.side_by_side()(models)
-    each = [evaluation(_take(models, np.int32(i))) for i in range(trials)]
-    return {name: np.array([one[name] for one in each]) for name in each[0]}
-
-
-def _take(tree: Any, trials: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf[trials] if jnp.ndim(leaf) else leaf, tree)
-
-
-def _bytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _ordered(low: float, high: float) -> None:
-    if not low < high:
-        raise ArgumentError.here(f"A range from {low} to {high}: give the smaller one first.")
+        return np.asarray(evaluation.side_by_side()(models)[wanted.objective], float)
+    number = len(jax.tree.leaves(models)[0])
+    each = (evaluation(jax.tree.map(lambda leaf, i=i: leaf[i], models)) for i in range(number))
+    return np.array([float(one[wanted.objective]) for one in each])

@@ -1,16 +1,17 @@
 """What may end training before the last round: callbacks, and those that read the history."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics
-from fedgrad.core.errors import ArgumentError, nearest, require_whole
-from fedgrad.training.history import History
+from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, nearest, require_whole
+from fedgrad.training.history import History, MetricError
 
 
+@known_fields
 @dataclass(frozen=True)
 class Stop:
     """A callback that judges by a metric alone: its values so far give a reason to end, or none.
@@ -36,6 +37,7 @@ class Stop:
 Callback = Callable[[int, Any, Metrics], Any] | Stop
 
 
+@known_arguments()
 def early_stop(
     metric: str = "loss", patience: int = 20, improvement: float = 0.0, maximize: bool = False
 ) -> Stop:
@@ -60,9 +62,21 @@ def early_stop(
     return Stop(metric, judge)
 
 
+@known_arguments()
 def non_finite(metric: str = "loss") -> Stop:
     """End training when a metric is not finite; of trials side by side, when none is."""
     return Stop(metric, lambda v: None if np.isfinite(v[-1]).any() else f"{metric} is not finite")
+
+
+def require_stops(callbacks: Sequence[Callback], told: Callable[[], Iterable[str]]) -> None:
+    """Refuse to wait for a metric that no round gives. `told`: the names of those that rounds give,
+    which are asked for only where somebody waits for one that is not everybody's."""
+    asked = [c.metric for c in callbacks if isinstance(c, Stop)]
+    own = [m for m in asked if m.partition(".")[0] not in ("eval", "loss", "seconds")]
+    names = list(told()) if own else []
+    for metric in own if names else []:
+        if metric not in names:
+            raise MetricError.here(f"No round gives a metric {metric!r}.", metric, names)
 
 
 def check_callbacks(callbacks: Sequence[Callback], evaluated: Sequence[str]) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics
-from fedgrad.core.errors import needs
+from fedgrad.core.errors import known_fields, needs
 from fedgrad.core.types import State
 
 
+@known_fields
 class TensorBoard:
     """A callback that writes the metrics of every round for TensorBoard:
     `fg.fit(..., callbacks=[fg.TensorBoard("runs/1")])`. Needs the extra `fedgrad[tensorboard]`."""

@@ -58,8 +58,8 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
         "about": {},
         "side by side": {},
     }
-    for on in settings.tasks:
-        task = on.make()
+    # What cannot be made, because a package or a file is missing, is found out before the training.
+    for on, task in [(on, on.make()) for on in settings.tasks]:
         facts["metrics"][on.name], facts["about"][on.name] = next(iter(task.metrics)), task.about
         evaluations = evaluations_of(task, settings.eval_every, settings.evaluated_clients)
         training = Training(

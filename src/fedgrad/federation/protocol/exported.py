@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import export
 
-from fedgrad.core.errors import ArgumentError, PlanError, needs
+from fedgrad.core.errors import ArgumentError, PlanError, known_arguments, needs
 from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
 from fedgrad.core.graph import Exchange, Graph, Round, fold, is_client
 from fedgrad.federation.protocol.declared import Declared
@@ -21,6 +21,7 @@ from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
 from fedgrad.plan.plan import Plan
 
 
+@known_arguments()
 def programs(
     plan: Plan, sources: Sequence[Source], platforms: Sequence[str] = PLATFORMS
 ) -> tuple[StageProgram, ...]:

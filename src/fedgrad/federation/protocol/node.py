@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.core.errors import known_fields
 from fedgrad.federation.protocol.data import Context, OwnData
 from fedgrad.federation.protocol.declared import At, Declared, Origin
 from fedgrad.federation.protocol.envelope import Envelope, Meta
@@ -33,6 +34,7 @@ class _Lost(Exception):
     """A value that the client should have kept is not here (any more)."""
 
 
+@known_fields
 class Node:
     """One client of a federation: its data, its policy, and what it remembers between messages.
 

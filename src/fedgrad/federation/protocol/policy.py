@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_fields
 from fedgrad.federation.protocol.signing import is_signed
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
 
@@ -40,6 +40,7 @@ class Refusal(Exception):
     """The policy says no; the message says why."""
 
 
+@known_fields
 @dataclass(frozen=True)
 class Policy:
     """What a site allows. `Policy()` allows nothing: name programs, or whose programs.

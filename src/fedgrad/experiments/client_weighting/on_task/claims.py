@@ -25,9 +25,8 @@ def claims(results: Results) -> list[Claim]:
         statement += " (The paper says so of other tasks.)"
     found = compared(results, "metric")
     holds, why = _verdict(results, found)
-    return [
-        Claim(statement, holds, " ".join([why, _numbers(results, found), _lost(results)]).strip())
-    ]
+    evidence = " ".join([why, _numbers(results, found), _lost(results)]).strip()
+    return [Claim(statement, holds, evidence, too_small=holds is None and not alike(results))]
 
 
 def _verdict(results: Results, found: Mapping[Pair, Compared]) -> tuple[bool | None, str]:

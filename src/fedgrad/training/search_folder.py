@@ -1,0 +1,129 @@
+"""What a search leaves in its folder: search.json, and the run folders of its trials.
+
+search.json             what was tried, the scores so far, the best: `Standing`
+rung-1/part-1/ ...      config.json, history.jsonl and the checkpoint of trials side by side
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedgrad.training.config import describe
+from fedgrad.training.course import Course
+from fedgrad.training.files import RunFolderError, make_folder, write_whole
+from fedgrad.training.history import History
+from fedgrad.training.loop import Played
+from fedgrad.training.run_folder import Keeping, RunFolder
+
+NAME = "search.json"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A search, finished or as far as it is."""
+
+    objective: str
+    maximize: bool
+    tried: Mapping[str, np.ndarray]  # by dotted name, one value for each trial
+    scores: np.ndarray  # of each trial, where it is; NaN where it diverged
+    rounds: np.ndarray
+    best: int  # the trial with the best score
+    rungs: tuple[int, ...]  # for how long those are trained that reach each of them
+    versions: Mapping[str, str] = field(
+        default_factory=lambda: {name: version(name) for name in ("fedgrad", "jax", "numpy")}
+    )
+
+    def json(self) -> dict[str, Any]:
+        """As JSON; what is not finite is null."""
+        return {
+            "objective": self.objective,
+            "maximize": self.maximize,
+            "tried": {name: values.tolist() for name, values in self.tried.items()},
+            "scores": [s if np.isfinite(s) else None for s in self.scores.tolist()],
+            "rounds": self.rounds.tolist(),
+            "best": self.best,
+            "rungs": list(self.rungs),
+            "versions": dict(self.versions),
+        }
+
+
+def read(folder: str | os.PathLike[str]) -> Standing:
+    """What a search left there, also while it is going on."""
+    path = Path(folder) / NAME
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        scores = [np.nan if score is None else score for score in found["scores"]]
+        tried = {name: np.asarray(values) for name, values in found["tried"].items()}
+        kept = {"tried": tried, "scores": np.array(scores, float), "rungs": tuple(found["rungs"])}
+        return Standing(**{**found, **kept, "rounds": np.array(found["rounds"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError.here(
+            f"{path} is not what a search writes: {error}. Name the folder that was given as out=."
+        ) from error
+
+
+@dataclass(frozen=True)
+class SearchFolder:
+    """The folder of a search that is going on, if it has one."""
+
+    folder: RunFolder | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(out: Any, settings: Mapping[str, Any]) -> "SearchFolder":
+        """What the user gave."""
+        if out is None or isinstance(out, RunFolder):
+            return SearchFolder(out, settings)
+        return SearchFolder(RunFolder(out), settings)
+
+    def begin(self, standing: Standing) -> None:
+        """Say what is searched, unless there is another search: more rounds go on, but where bad
+        trials are given up, others would have been."""
+        if self.folder is None:
+            return
+        path = Path(self.folder.path)
+        if self.folder.resume and (path / NAME).exists():
+            old, new = read(path).json(), standing.json()
+            same = ["tried", "objective", "maximize"]
+            same += ["rungs"] if len(old["rungs"]) + len(new["rungs"]) > 2 else []
+            if other := [name for name in same if old[name] != new[name]]:
+                raise RunFolderError.here(
+                    f"{path} has another search, with other values of: {', '.join(other)}. To go "
+                    "on with that one, call it as it was called then. For a new one choose another "
+                    "out=, or give out=fg.run_folder(..., resume=False) to write over it."
+                )
+            return
+        self.write(standing)
+
+    @contextmanager
+    def part(
+        self, name: str, course: Course, first: Played, end: int, trials: np.ndarray
+    ) -> Iterator[tuple[Keeping, Played, History]]:
+        """A run folder for trials that are trained from here: they go on where they were."""
+        if self.folder is None:
+            yield Keeping(), first, History()
+            return
+        config = {**self.folder.config, "search": {"trials": trials.tolist()}}
+        settings = {**self.settings, "rounds": end, "planned": end, "config": config}
+        where = replace(self.folder, path=Path(self.folder.path) / name, config=config)
+        keeping = Keeping(where, describe(course, first.state, settings))
+        found = keeping.begin(first.state, end)
+        try:
+            at = max(found.round, first.round)  # nothing is saved before its first round
+            yield keeping, Played(at, course.placed(found.state)), found.history
+        finally:
+            keeping.close()
+
+    def write(self, standing: Standing) -> None:
+        """Say how far it is."""
+        if self.folder is not None and jax.process_index() == 0:
+            text = json.dumps(standing.json(), indent=1, allow_nan=False) + "\n"
+            write_whole(make_folder(self.folder.path) / NAME, text.encode())
