@@ -57,7 +57,8 @@ def _of_tasks(results: Results, name: str) -> Claim:
     if None in verdicts:
         needed = ", ".join(f"{ENOUGH[name]} of {METHODS[name].title}" for name in NEEDS[name])
         met = f"{SMALL} on {verdicts.count(None)} of {len(verdicts)} tasks: it takes {needed}. "
-    return Claim(statement, holds, f"{met}{what}: {'; '.join(parts) or 'no task is done'}.")
+    evidence = f"{met}{what}: {'; '.join(parts) or 'no task is done'}."
+    return Claim(statement, holds, evidence, too_small=holds is None and None in verdicts)
 
 
 def _ahead(results: Results) -> Claim:
@@ -73,4 +74,5 @@ def _ahead(results: Results) -> Claim:
         statement,
         None if few else all(ours.median > one.median for one in others),
         f"{small}Mean of medians, in %: {ours.title} {100 * ours.median:.1f}; {listed}.",
+        too_small=few,
     )

@@ -135,18 +135,20 @@ def run(
     """Every method on these tasks, or on all; then what is in the folder, of these and others. If
     none are named, those whose data are not here are left out."""
     algorithms: Made = functools.cache(_algorithm)  # tasks alike share what is compiled
+    made: dict[str, fg.tasks.Task] = {}
+    # What cannot be made, because a package or a file is missing, is found out before the training.
     for name in tasks or settings.tasks:
-        laptop, folder = TASKS[name], out / "runs" / name
-        methods = [m for m, one in METHODS.items() if not one.only or name in one.only]
-        if all((folder / f"{method}.npz").exists() for method in methods):
+        methods = _methods(name)
+        if all((out / "runs" / name / f"{method}.npz").exists() for method in methods):
             continue
         try:
-            task = laptop.made(name, data)
+            made[name] = TASKS[name].made(name, data)
         except ExperimentError as error:
-            if tasks or not laptop.files:
+            if tasks or not TASKS[name].files:
                 raise
             announce(progress, f"{name} is left out: {error}")
-            continue
+    for name, task in made.items():
+        laptop, folder, methods = TASKS[name], out / "runs" / name, _methods(name)
         work = Work.of(task, laptop, settings, folder, algorithms)
         folder.mkdir(parents=True, exist_ok=True)
         words = {
@@ -161,6 +163,11 @@ def run(
         for method in methods:
             found[method] = work.run(method, found, progress)
     return gathered(out, settings)
+
+
+def _methods(task: str) -> list[str]:
+    """Those that are run on a task."""
+    return [name for name, one in METHODS.items() if not one.only or task in one.only]
 
 
 def gathered(out: Path, settings: Settings) -> Results:
