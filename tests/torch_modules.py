@@ -48,7 +48,7 @@ class Steps(nn.Module):
         self.cell = cell
 
     def forward(self, x):
-        state = x.new_zeros(len(x), self.cell.hidden_size)
+        state = x.new_zeros(x.shape[0], self.cell.hidden_size)
         state = (state, state) if isinstance(self.cell, nn.LSTMCell) else state
         for t in range(x.shape[1]):
             state = self.cell(x[:, t], state)
@@ -209,17 +209,83 @@ def module_of(name):
     return make().double(), example if isinstance(example, tuple) else (example,)
 
 
+class Changing(nn.Module):
+    """Counts how often it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.out = nn.Linear(6, 2)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.out(x) * self.calls
+
+
+class Unknown(nn.Module):
+    """Two operations that no table has."""
+
+    def forward(self, x):
+        x = torch.special.erfcx(x)
+        return torch.erfinv(x / 9)
+
+
+class Noisy(nn.Module):
+    """All that draws: dropout of each kind, in recurrent nets and attention, noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.net = nn.LSTM(8, 8, 3, dropout=0.5, batch_first=True)
+        self.both = nn.GRU(8, 4, 2, dropout=0.5, batch_first=True, bidirectional=True)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+        self.apart = nn.Sequential(
+            nn.Dropout1d(0.5), nn.AlphaDropout(0.5), nn.FeatureAlphaDropout()
+        )
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        x, _ = self.both(self.net(self.table(tokens))[0])
+        x = self.apart(self.layer(x))
+        if self.training:
+            x = x + torch.randn_like(x) + torch.rand_like(x)
+            x = x + torch.randn(x.shape, dtype=x.dtype) + torch.rand(x.shape, dtype=x.dtype)
+        return self.out(x)
+
+
 # --- operations by themselves ---------------------------------------------------------------------
 
 X, Y = numbers(3, 4, 6), numbers(3, 4, 6).flip(0)
 IMAGE = numbers(3, 4, 7, 6)
-EACH = ["abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "exp", "expm1", "floor", "isfinite", "isinf", "isnan", "neg", "round", "sigmoid", "sign", "sin", "sinh", "square", "tan", "tanh", "trunc", "clone"]
-POSITIVE = ["log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sqrt"]
-BENT = ["gelu", "leaky_relu", "relu", "relu6", "hardtanh", "hardsigmoid", "hardswish", "silu", "mish", "softplus", "selu", "celu", "elu", "logsigmoid", "glu", "softsign", "tanhshrink"]
+EACH = """
+    abs acos asin atan ceil cos cosh erf exp expm1 floor neg round sigmoid sign sin sinh square
+    tan tanh trunc clone
+"""
+POSITIVE = "log log10 log1p log2 reciprocal rsqrt sqrt"
+BENT = """
+    gelu leaky_relu relu relu6 hardtanh hardsigmoid hardswish silu mish softplus selu celu elu
+    logsigmoid glu softsign tanhshrink
+"""
+
+
+def of(room, names, before):
+    """Functions by their names, each of something that is in its domain."""
+    return {
+        name: (lambda x, name=name: getattr(room, name)(before(x)), X) for name in names.split()
+    }
+
+
+def ones(*shape):
+    return torch.ones(shape, dtype=torch.float64)
+
+
 FUNCTIONS = {
-    **{name: (lambda x, f=getattr(torch, name): f(x / 3), X) for name in EACH},
-    **{name: (lambda x, f=getattr(torch, name): f(x * x + 0.1), X) for name in POSITIVE},
-    **{name: (lambda x, f=getattr(F, name): f(3 * x), X) for name in BENT},
+    **of(torch, EACH, lambda x: x / 3),
+    **of(torch, POSITIVE, lambda x: x * x + 0.1),
+    **of(F, BENT, lambda x: 3 * x),
+    "no numbers": (
+        lambda x: x * torch.isfinite(1 / x) + torch.isinf(x / 0) * 2 + torch.isnan(0 * x / 0), X
+    ),
     "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), X),
     "prelu": (lambda x: F.prelu(x, torch.arange(4.0, dtype=torch.float64)), X),
     "add": (lambda x, y: torch.add(x, y, alpha=2) + 1, (X, Y)),
@@ -228,11 +294,12 @@ FUNCTIONS = {
     "mul and div": (lambda x, y: x * y / (y * y + 1) * 3 / 2, (X, Y)),
     "rounded div": (
         lambda x, y: torch.div(x, y, rounding_mode="floor") + torch.div(x, y, rounding_mode="trunc")
-        + torch.div(x, 0.3, rounding_mode="floor") + torch.remainder(x, 0.7) + torch.remainder(x, y),
+        + torch.div(x, 0.3, rounding_mode="floor") + x.remainder(0.7) + x.remainder(y),
         (X, Y),
     ),
     "compared": (
-        lambda x, y: x * ((x < y) | (x <= 0)) + y * ((x > y) & (x >= 0)) + (x == y) + (x != 0),
+        lambda x, y: x * ((x < y) | (x <= 0)) + y * ((x > y) & (x >= 0) ^ (y > 1))
+        + (x == y) + (x != y) + (x != 0),
         (X, Y),
     ),
     "compared with numbers": (
@@ -240,7 +307,8 @@ FUNCTIONS = {
     ),
     "logical": (
         lambda x, y: x * torch.logical_and(x > 0, y > 0) + y * torch.logical_xor(x > y, y < 0)
-        + torch.logical_or(x > 1, y > 1) + torch.logical_not(x > 0) + (x >= y) + (x <= y) + ~(x > 0),
+        + torch.logical_or(x > 1, y > 1) + torch.logical_not(x > 0) + (x >= y) + (x <= y)
+        + ~(x > 0),
         (X, Y),
     ),
     "extremes": (
@@ -248,8 +316,8 @@ FUNCTIONS = {
         (X, Y),
     ),
     "clamp": (
-        lambda x, y: x.clamp(-0.5, 0.7) * x.clamp_min(0.1) * x.clamp_max(0.3) + x.clamp(y - 1, y + 1)
-        + x.clamp_min(y),
+        lambda x, y: x.clamp(-0.5, 0.7) * x.clamp_min(0.1) * x.clamp_max(0.3) + x.clamp_min(y)
+        + x.clamp(y - 1, y + 1),
         (X, Y),
     ),
     "powers": (
@@ -272,7 +340,9 @@ FUNCTIONS = {
         X,
     ),
     "spread": (
-        lambda x: x.var(2) + x.std(1, correction=0).sum(1, keepdim=True) + x.var() , X
+        lambda x: x.var(2) + x.std(2) + x.var() * x.std()
+        + x.std(1, correction=0).sum(1, keepdim=True) * x.var(1, correction=0).sum(1, keepdim=True),
+        X,
     ),
     "extreme places": (
         lambda x: x.max(2).values * x.min(2, keepdim=True).values.squeeze(2) + x.argmax(2)
@@ -295,25 +365,29 @@ FUNCTIONS = {
         lambda x: F.layer_norm(x, (4, 6)) + F.rms_norm(x, (6,)) + F.instance_norm(x), X
     ),
     "views": (
-        lambda x: x.view(len(x), -1).reshape(-1, 2, 12).flatten(1).unflatten(1, (6, 4)).transpose(1, 2)
-        + x.permute(0, 2, 1).mT.contiguous() + x[0].t().t()[None].expand(len(x), -1, -1),
+        lambda x: x.view(x.shape[0], -1).reshape(-1, 24).unflatten(1, (6, 4)).transpose(1, 2)
+        + x.flatten(1)[:, None, :6]
+        + x.permute(0, 2, 1).mT.contiguous() + x[0].t().t()[None].expand(x.shape[0], -1, -1),
         X,
     ),
     "ones": (
-        lambda x: x.unsqueeze(1).squeeze(1) + x[:, :, None].squeeze((2, 0)) + x[:, 0][:, None].squeeze()[:, None],
+        lambda x: x.unsqueeze(1).squeeze(1) + x[:, :, None].squeeze((2, 1))
+        + x[:, 0][:, None].squeeze()[:, None],
         X,
     ),
     "joined": (
         lambda x, y: torch.cat([x, y], 2) + torch.stack([x, y], 3).flatten(2), (X, Y)
     ),
     "parts": (
-        lambda x: x.split(4, 2)[1] * x.split([1, 2, 3], 2)[1] + x.chunk(3, 2)[2] * x.unbind(2)[3][..., None]
+        lambda x: x.split(4, 2)[1] * x.split([1, 2, 3], 2)[1]
+        + x.chunk(3, 2)[2] * x.unbind(2)[3][..., None] 
         + x.narrow(2, 1, 2) + x[:, ::2].repeat(1, 2, 1)[:, :, -2:],
         X,
     ),
     "chosen": (
         lambda x, t: x[:, torch.tensor([1, 0, 3])] + x[:, :3].flip(1).roll(1, 2)
-        + x.index_select(1, torch.tensor([2, 2, 0])) + x[:, :3].gather(2, t[:, :3, None].expand(-1, -1, 6) % 6),
+        + x.index_select(1, torch.tensor([2, 2, 0]))
+        + x[:, :3].gather(2, t[:, :3, None].expand(-1, -1, 6) % 6),
         (X, TOKENS),
     ),
     "repeated": (lambda x: x.repeat(1, 2, 1) + x.repeat_interleave(2, 1), X),
@@ -325,7 +399,7 @@ FUNCTIONS = {
     ),
     "padded images": (
         lambda x: F.pad(x, (1, 2, 0, 1), mode="reflect") + F.pad(x, (1, 2, 0, 1), mode="replicate")
-        + F.pad(x, (1, 2, 0, 1)),
+        + F.pad(x, (1, 2, 0, 1)) + F.pad(x, (1, 2, 0, 1), mode="circular"),
         IMAGE,
     ),
     "larger images": (
@@ -336,9 +410,9 @@ FUNCTIONS = {
     "longer": (lambda x: F.interpolate(x, scale_factor=1.5), X),
     "made": (
         lambda x: x + torch.arange(6) * torch.arange(1, 7) + torch.arange(0, 12, 2) + torch.zeros(6)
-        + torch.ones(6) + torch.full((6,), 2.0) + x.new_zeros(6) + x.new_ones(6) + x.new_full((6,), 3)
-        + torch.zeros_like(x) + torch.ones_like(x) + torch.full_like(x, 2) + torch.tensor([1.0] * 6)
-        + torch.scalar_tensor(2.0),
+        + torch.ones(6) + torch.full((6,), 2.0) + x.new_zeros(6) + x.new_ones(6)
+        + x.new_full((6,), 3) + torch.zeros_like(x) + torch.ones_like(x) + torch.full_like(x, 2)
+        + torch.tensor([1.0] * 6) + torch.scalar_tensor(2.0),
         X,
     ),
     "triangles": (lambda x: x.tril() * 2 + x.triu(1) + torch.ones(4, 6).tril(-1), X),
@@ -353,14 +427,17 @@ FUNCTIONS = {
         numbers(3, 6),
     ),
     "largest of windows": (
-        lambda x: F.max_pool2d(x, 3, 2, 1)[..., :3, :3] + F.max_pool2d(x, 2, 2, ceil_mode=True)[..., :3, :3]
+        lambda x: F.max_pool2d(x, 3, 2, 1)[..., :3, :3]
+        + F.max_pool2d(x, 2, 2, ceil_mode=True)[..., :3, :3]
         + F.max_pool2d(x, 2, 1, dilation=2)[..., :3, :3] + F.adaptive_max_pool2d(x, 3),
         IMAGE,
     ),
     "mean of windows": (
-        lambda x: F.avg_pool2d(x, 3, 2, 1)[..., :3, :3] + F.avg_pool2d(x, (2, 3), 2, ceil_mode=True)[..., :3, :3]
+        lambda x: F.avg_pool2d(x, 3, 2, 1)[..., :3, :3]
+        + F.avg_pool2d(x, (2, 3), 2, ceil_mode=True)[..., :3, :3]
         + F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)[..., :3, :3]
-        + F.avg_pool2d(x, 2, divisor_override=3)[..., :3, :3] + F.adaptive_avg_pool2d(x, (3, None))[..., :3],
+        + F.avg_pool2d(x, 2, divisor_override=3)[..., :3, :3]
+        + F.adaptive_avg_pool2d(x, (3, None))[..., :3],
         IMAGE,
     ),
     "pools of one axis": (
@@ -374,25 +451,25 @@ FUNCTIONS = {
         numbers(3, 1, 4, 6, 6),
     ),
     "convolutions of three axes": (
-        lambda x: F.conv3d(x, torch.ones(2, 1, 2, 2, 2, dtype=torch.float64), padding="valid").sum((2, 3, 4))
-        + F.conv_transpose3d(x, torch.ones(1, 2, 2, 2, 2, dtype=torch.float64), stride=2).sum((2, 3, 4)),
+        lambda x: F.conv3d(x, ones(2, 1, 2, 2, 2), padding="valid").sum((2, 3, 4))
+        + F.conv_transpose3d(x, ones(1, 2, 2, 2, 2), stride=2).sum((2, 3, 4)),
         numbers(3, 1, 3, 4, 4),
     ),
     "convolutions of one axis": (
-        lambda x: F.conv_transpose1d(x, torch.ones(4, 2, 3, dtype=torch.float64), stride=2, dilation=2)
-        + F.conv1d(x, torch.ones(2, 4, 1, dtype=torch.float64)).sum((1, 2))[:, None, None],
+        lambda x: F.conv_transpose1d(x, ones(4, 2, 3), stride=2, dilation=2)
+        + F.conv1d(x, ones(2, 4, 1)).sum((1, 2))[:, None, None],
         X,
     ),
     "convolutions with names": (
-        lambda x: F.conv2d(x, torch.ones(2, 4, 2, 3, dtype=torch.float64), padding="same", dilation=2)
-        + F.conv2d(x, torch.ones(2, 4, 1, 1, dtype=torch.float64), padding="valid")
-        + F.conv2d(x[0], torch.ones(2, 4, 1, 1, dtype=torch.float64)),
+        lambda x: F.conv2d(x, ones(2, 4, 2, 3), padding="same", dilation=2)
+        + F.conv2d(x, ones(2, 4, 1, 1), padding="valid")
+        + F.conv2d(x[0], ones(2, 4, 1, 1)),
         IMAGE,
     ),
     "attention": (
         lambda x: F.scaled_dot_product_attention(x, 2 * x, x + 1, is_causal=True)
         + F.scaled_dot_product_attention(x, x, x, scale=0.3)
-        + F.scaled_dot_product_attention(x, x, x, attn_mask=torch.arange(36).reshape(6, 6) % 2 == 0),
+        + F.scaled_dot_product_attention(x, x, x, torch.arange(36).reshape(6, 6) % 2 == 0),
         IMAGE[..., :6, :],
     ),
     "grouped attention": (
@@ -403,7 +480,7 @@ FUNCTIONS = {
         (TOKENS, numbers(3, 11, 6)),
     ),
     "relu of an RNN cell": (
-        lambda x: torch.rnn_relu_cell(x, x[:, :2], torch.ones(2, 6).double(), torch.ones(2, 2).double()),
+        lambda x: torch.rnn_relu_cell(x, x[:, :2], ones(2, 6), ones(2, 2)),
         numbers(3, 6),
     ),
 }  # fmt: skip

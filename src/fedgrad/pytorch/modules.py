@@ -38,7 +38,7 @@ def from_torch(
     that change their buffers, and operations that are not known. `operations` says what those are:
     functions in JAX by their names, `{"aten.erfinv.default": jax.scipy.special.erfinv}`.
     """
-    torch = _torch()
+    torch = _torch("fg.from_torch")
     _require_module(torch, module)
     inputs = example if isinstance(example, tuple) else (example,)
     exported = _exported(torch, module, _examples(torch, inputs))
@@ -48,7 +48,7 @@ def from_torch(
 def into_torch(module: Any, params: Params) -> Any:
     """The module with these parameters, as training has left them: loaded in place, like
     `load_state_dict`, and returned. Names and shapes have to be those of the module."""
-    torch = _torch()
+    torch = _torch("fg.into_torch")
     _require_module(torch, module)
     trained = dict(module.named_parameters())
     have = trained | dict(module.named_buffers())
@@ -74,8 +74,8 @@ def into_torch(module: Any, params: Params) -> Any:
     return module
 
 
-def _torch() -> Any:
-    with needs("fg.from_torch", "torch"), warnings.catch_warnings():
+def _torch(what: str) -> Any:
+    with needs(what, "torch"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, when it is first imported
         import torch
 
@@ -117,9 +117,9 @@ def _exported(torch: Any, module: Any, inputs: tuple[Any, ...]) -> Any:
         first = str(error).strip().partition("\n")[0]
         raise ArgumentError.here(
             f"torch.export cannot take {type(module).__name__}: {type(error).__name__}: {first} "
-            "(all of it is above). Python that branches on numbers, or that fixes the number of "
-            "examples, as x.view(4, -1) does, has to be written otherwise: torch.where, "
-            "x.view(len(x), -1)."
+            "(all of it is above). Python must not branch on numbers (write torch.where) or fix "
+            "how many examples there are, as x.view(4, -1) and len(x) do (write x.flatten(1) and "
+            "x.shape[0])."
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -113,7 +113,8 @@ def _constants(exported: Any) -> dict[str, Any]:
 
 def _numpy(tensor: Any) -> np.ndarray:
     tensor = tensor.detach().cpu()
-    return np.array(tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor)
+    narrow = str(tensor.dtype) == "torch.bfloat16"  # which NumPy does not have
+    return np.array((tensor.float() if narrow else tensor).numpy())
 
 
 def _dtype(dtype: Any) -> Any:

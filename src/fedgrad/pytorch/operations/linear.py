@@ -49,8 +49,8 @@ def _embedding_bag(
 ) -> tuple[Any, ...]:
     """The sum or the mean of the rows of each bag: where a bag begins is told."""
     bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
-    positions = jnp.arange(indices.shape[0], dtype=offsets.dtype)
-    bag = jnp.searchsorted(offsets[:bags], positions, side="right") - 1
+    begins = jnp.zeros(indices.shape, jnp.int32).at[offsets[:bags]].add(1, mode="drop")
+    bag = jnp.cumsum(begins) - 1
     found = rows(weight, indices, padding_idx)
     counted = jnp.ones(indices.shape, weight.dtype)
     if padding_idx is not None:

@@ -43,6 +43,19 @@ def _variance(
     return jnp.var(x, axis=axes(dim), ddof=ddof, keepdims=keepdim)  # type: ignore[arg-type]
 
 
+def _unbiased(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The older way to say a correction of 0 or 1."""
+
+    def reduced(x: Any, dim: Axes = None, unbiased: bool = True, keepdim: bool = False) -> Any:
+        return fun(x, dim, int(unbiased), keepdim)
+
+    return reduced
+
+
+def _deviation(*args: Any, **how: Any) -> Any:
+    return jnp.sqrt(_variance(*args, **how))
+
+
 def _norm(x: Any, ord: Any = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Any:
     how: dict[str, Any] = {"axis": axes(dim), "keepdims": keepdim}
     if ord != 2:
@@ -82,8 +95,12 @@ OPERATIONS = {
     "prod.default": _whole(jnp.prod),
     "prod.dim_int": _reduced(jnp.prod),
     "softmax.int": _softmax(jax.nn.softmax),
-    "std.correction": lambda *args, **how: jnp.sqrt(_variance(*args, **how)),
+    "std.correction": _deviation,
+    "std.dim": _unbiased(_deviation),
+    "std.default": lambda x, unbiased=True: _deviation(x, None, int(unbiased)),
     "sum.default": _whole(jnp.sum),
     "sum.dim_IntList": _reduced(jnp.sum),
     "var.correction": _variance,
+    "var.dim": _unbiased(_variance),
+    "var.default": lambda x, unbiased=True: _variance(x, None, int(unbiased)),
 }

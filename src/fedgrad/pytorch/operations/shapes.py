@@ -57,22 +57,20 @@ def _index(x: Any, indices: Sequence[Any]) -> Any:
     return x[tuple(slice(None) if i is None else i for i in indices)]
 
 
-def _pad(x: Any, pad: Sequence[int], value: float = 0) -> Any:
-    """The last axis comes first, two numbers each; fewer than none cut off."""
+_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def _pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+    """The last axis comes first, two numbers each; less than none cuts off."""
     pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)][::-1]
-    for axis, (low, high) in enumerate(pairs, x.ndim - len(pairs)):
+    first = x.ndim - len(pairs)
+    for axis, (low, high) in enumerate(pairs, first):
         if low < 0 or high < 0:
             x = _slice(x, axis, max(-low, 0), x.shape[axis] - max(-high, 0))
-    widths = [(0, 0)] * (x.ndim - len(pairs)) + [(max(a, 0), max(b, 0)) for a, b in pairs]
-    return jnp.pad(x, widths, constant_values=value)
-
-
-def _padded_with(mode: str) -> Callable[..., Any]:
-    def padded(x: Any, padding: Sequence[int]) -> Any:
-        pairs = [(padding[i], padding[i + 1]) for i in range(0, len(padding), 2)][::-1]
-        return jnp.pad(x, [(0, 0)] * (x.ndim - len(pairs)) + pairs, mode=mode)
-
-    return padded
+    widths = [(0, 0)] * first + [(max(low, 0), max(high, 0)) for low, high in pairs]
+    if mode != "constant":
+        return jnp.pad(x, widths, mode=_MODES[mode])
+    return jnp.pad(x, widths, constant_values=value or 0)
 
 
 def _pixel_shuffle(x: Any, upscale_factor: int) -> Any:
@@ -126,7 +124,6 @@ OPERATIONS = {
     "arange.start_step": _arange,
     "cat.default": lambda tensors, dim=0: jnp.concatenate(tensors, dim),
     "chunk.default": _chunk,
-    "constant_pad_nd.default": _pad,
     "empty_like.default": _filled_like(0),
     "expand.default": _expand,
     "flip.default": lambda x, dims: jnp.flip(x, tuple(dims)),
@@ -145,14 +142,11 @@ OPERATIONS = {
     "new_zeros.default": _new_filled(0),
     "ones.default": _filled(1),
     "ones_like.default": _filled_like(1),
+    "pad.default": _pad,
     "permute.default": jnp.transpose,
     "pixel_shuffle.default": _pixel_shuffle,
-    "reflection_pad1d.default": _padded_with("reflect"),
-    "reflection_pad2d.default": _padded_with("reflect"),
     "repeat.default": _repeat,
     "repeat_interleave.self_int": lambda x, n, dim=None, **_: jnp.repeat(x, n, axis=dim),
-    "replication_pad1d.default": _padded_with("edge"),
-    "replication_pad2d.default": _padded_with("edge"),
     "reshape.default": _view,
     "roll.default": lambda x, shifts, dims=(): jnp.roll(x, shifts, dims or None),
     "scalar_tensor.default": lambda value, dtype=None, **_: jnp.asarray(value, dtype),
