@@ -378,7 +378,7 @@ def test_it_trains_as_the_same_model_written_in_jax(name):
     clients = fg.population(data_of())
     results = [trained(ALGORITHMS[name](entropy(m)), clients, params) for m in (model, own_mlp)]
     close(results[0].params, results[1].params, 1e-12)
-    for metric in results[0].history:
+    for metric in set(results[0].history) - {"seconds"}:
         np.testing.assert_allclose(*(r.history[metric] for r in results), rtol=1e-9)
     assert abs(results[0].params["0.weight"] - params["0.weight"]).max() > 1e-3
 
@@ -553,4 +553,4 @@ def test_half_precision():
     assert model(params, jnp.ones((3, 6), jnp.bfloat16)).dtype == jnp.bfloat16
     moved = jax.tree.map(lambda p: p + 1, params)
     fg.into_torch(module, moved)
-    assert module.weight.float().numpy().tolist() == moved["weight"].astype(float).tolist()
+    assert module.weight.detach().float().numpy().tolist() == moved["weight"].astype(float).tolist()

@@ -89,9 +89,8 @@ class Model:
         return f"{self.name} of PyTorch, in {mode} mode: model(params, {takes})"
 
     def _read(self, given: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-        wanted, structure = jax.tree.flatten(self.inputs)
-        values, found = jax.tree.flatten(given)
-        if structure != found:
+        wanted, values = jax.tree.leaves(self.inputs), jax.tree.leaves(given)
+        if jax.tree.structure(given) != jax.tree.structure(self.inputs):
             raise ArgumentError.here(
                 f"{self.name} was converted for inputs like {_like(self.inputs)}, but got "
                 f"{_like(given)}. Call model(params, x) with what the example had."

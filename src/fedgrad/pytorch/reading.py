@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.trace import CAPTURE_LIMIT
 from fedgrad.pytorch.model import Array, Call, Input, Model, Ref, unknown
 from fedgrad.pytorch.operations import DRAWS, OPERATIONS
 
 BATCH_NORM = "_native_batch_norm_legit"  # how the names begin of those that use the batch's own
-SMALL = 1024  # scalars: more are no constants of a program, but data
 
 
 def read(
@@ -82,7 +82,7 @@ def _arrays(module: Any, exported: Any) -> tuple[dict[str, Array], dict[str, Any
 
 def _value(name: str, tensor: Any) -> jax.Array:
     array = _numpy(tensor)
-    if str(tensor.dtype) == "torch.float64" and not jax.config.read("jax_enable_x64"):
+    if str(tensor.dtype) == "torch.float64" and _dtype(tensor.dtype) != np.float64:
         raise ArgumentError.here(
             f"{name!r} is a float64, which JAX does not have switched on. Convert module.float(), "
             "or jax.config.update('jax_enable_x64', True) before anything else."
@@ -101,7 +101,7 @@ def _constants(exported: Any) -> dict[str, Any]:
     found = {}
     for value, target in exported.graph_signature.inputs_to_lifted_tensor_constants.items():
         array = _numpy(exported.constants[target])
-        if array.size > SMALL:
+        if array.size > CAPTURE_LIMIT:
             raise ArgumentError.here(
                 f"The module makes a constant of shape {array.shape} in its forward ({target}): "
                 "too many numbers to be written into a program that is sent to clients. Keep "
@@ -177,7 +177,9 @@ _OF_MEMORY = ("device", "layout", "memory_format", "non_blocking", "pin_memory",
 
 
 def _name(node: Any) -> str:
-    return str(node.target) if not callable(node.target) or "." in str(node.target) else "unknown"
+    """`aten.relu.default`; or what it is called, if it is none of PyTorch's operations."""
+    target = node.target
+    return str(target) if hasattr(target, "_schema") else getattr(target, "__name__", str(target))
 
 
 def _is_python(node: Any) -> bool:
@@ -206,5 +208,6 @@ def _where(node: Any) -> str:
     if not own:
         return "in its forward"
     file, _, rest = lines[own[-1]].strip().removeprefix("File ").partition(", line ")
-    code = lines[own[-1] + 1].strip() if own[-1] + 1 < len(lines) else ""
-    return f"{file.strip(chr(34)).rpartition('/')[2]}:{rest.partition(',')[0]}: {code}"
+    after = [line.strip() for line in lines[own[-1] + 1 :][:1]]
+    code = "".join(f": {line}" for line in after if not line.startswith("File "))  # may be unknown
+    return f"{file.strip(chr(34)).rpartition('/')[2]}:{rest.partition(',')[0]}{code}"

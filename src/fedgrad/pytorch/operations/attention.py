@@ -1,6 +1,7 @@
 """Attention, as `torch.nn.functional.scaled_dot_product_attention` has it."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -53,6 +54,6 @@ def _drops(
     return dropout_p > 0
 
 
-OPERATIONS = {"scaled_dot_product_attention.default": _attention}
+OPERATIONS: dict[str, Callable[..., Any]] = {"scaled_dot_product_attention.default": _attention}
 
 DRAWS = {"scaled_dot_product_attention.default": _drops}

@@ -1,6 +1,6 @@
 """Convolutions, as `lax.conv_general_dilated`: what executors have a fast rule for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
@@ -81,7 +81,7 @@ def _shifted(x: Any, bias: Any) -> Any:
     return x if bias is None else x + bias.reshape(-1, *[1] * (x.ndim - 2))
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     **{f"conv{n}d.{kind}": _conv for n in (1, 2, 3) for kind in ("default", "padding")},
     "conv_transpose1d.default": _transposed,
     "conv_transpose2d.input": _transposed,

@@ -1,5 +1,6 @@
 """Matrix products, and rows of tables."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -66,7 +67,7 @@ def _embedding_bag(
     return (sums,)
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "addmm.default": _added,
     "baddbmm.default": _added,
     "bmm.default": jnp.matmul,

@@ -1,6 +1,6 @@
 """Normalisations: each example by itself, or by statistics that are fixed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ def _of_channels(param: Any, x: Any) -> Any:
     return None if param is None else param.reshape(-1, *[1] * (x.ndim - 2))
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "_native_batch_norm_legit_no_training.default": _batch_norm,
     "group_norm.default": _group_norm,
     "instance_norm.default": _instance_norm,

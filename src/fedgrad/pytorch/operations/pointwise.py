@@ -1,5 +1,6 @@
 """Operations of each number by itself. Derivatives where there is a kink are PyTorch's."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -74,7 +75,7 @@ def _to(x: Any, dtype: Any = None, *_: Any, **__: Any) -> Any:
     return x if dtype is None else x.astype(dtype)
 
 
-_UNARY = {
+_UNARY: dict[str, Callable[..., Any]] = {
     "abs": jnp.abs,
     "acos": jnp.arccos,
     "asin": jnp.arcsin,
@@ -142,7 +143,7 @@ _UNARY = {
     "logical_xor": jnp.logical_xor,
 }
 
-_BINARY = {
+_BINARY: dict[str, Callable[..., Any]] = {
     "add": _add,
     "sub": _sub,
     "rsub": lambda x, y, alpha=1: _sub(y, x, alpha),
@@ -165,7 +166,7 @@ _BINARY = {
     "masked_fill": _masked_fill,
 }
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     **{f"{name}.default": fun for name, fun in _UNARY.items()},
     **{f"{name}.{kind}": fun for name, fun in _BINARY.items() for kind in ("Tensor", "Scalar")},
     "div.Tensor_mode": _divide,

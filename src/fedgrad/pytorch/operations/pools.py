@@ -120,7 +120,7 @@ def _adaptive_max(axes: int) -> Callable[..., Any]:
     return lambda x, output_size: (pool(x, output_size),)  # where they were, nobody can ask
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     **{f"max_pool{n}d.default": _max_pool(n) for n in (1, 2, 3)},
     **{f"avg_pool{n}d.default": _avg_pool(n) for n in (1, 2, 3)},
     **{f"adaptive_avg_pool{n}d.default": _adaptive(n, jnp.mean) for n in (1, 2, 3)},

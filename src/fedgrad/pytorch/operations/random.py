@@ -1,6 +1,6 @@
 """Operations that draw random numbers: of a key of their own each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -42,7 +42,7 @@ def _randn(size: Sequence[Any], dtype: Any = None, *, noise: Key, **_: Any) -> A
     return jax.random.normal(noise, tuple(size), dtype)
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "bernoulli.p": _bernoulli,
     "native_dropout.default": _dropout,
     "rand.default": _rand,

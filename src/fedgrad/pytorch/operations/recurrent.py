@@ -168,7 +168,7 @@ _CELLS = {
     "rnn_relu": (_rnn_cell(jax.nn.relu), 1),
 }
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     **{f"{name}.input": _net(*cell) for name, cell in _CELLS.items()},
     **{f"{name}_cell.default": _one(cell) for name, (cell, _) in _CELLS.items()},
 }

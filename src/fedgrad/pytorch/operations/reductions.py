@@ -73,7 +73,7 @@ def _cumsum(x: Any, dim: int, dtype: Any = None) -> Any:
     return jnp.cumsum(x if dtype is None else x.astype(dtype), axis=dim)
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "all.default": jnp.all,
     "all.dim": _reduced(jnp.all),
     "amax.default": _reduced(jnp.max),

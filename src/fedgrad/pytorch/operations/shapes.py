@@ -117,7 +117,7 @@ def _view(x: Any, size: Sequence[Any]) -> Any:
     return x.reshape(size)
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "_unsafe_view.default": _view,
     "arange.default": _arange,
     "arange.start": _arange,
