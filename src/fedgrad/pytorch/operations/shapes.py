@@ -147,7 +147,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "pixel_shuffle.default": _pixel_shuffle,
     "repeat.default": _repeat,
     "repeat_interleave.self_int": lambda x, n, dim=None, **_: jnp.repeat(x, n, axis=dim),
-    "reshape.default": _view,
     "roll.default": lambda x, shifts, dims=(): jnp.roll(x, shifts, dims or None),
     "scalar_tensor.default": lambda value, dtype=None, **_: jnp.asarray(value, dtype),
     "select.int": _select,
