@@ -90,7 +90,8 @@ class Model:
 
     def _read(self, given: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
         wanted, values = jax.tree.leaves(self.inputs), jax.tree.leaves(given)
-        if jax.tree.structure(given) != jax.tree.structure(self.inputs):
+        trees: list[Any] = [jax.tree.structure(tree) for tree in (given, self.inputs)]
+        if trees[0] != trees[1]:
             raise ArgumentError.here(
                 f"{self.name} was converted for inputs like {_like(self.inputs)}, but got "
                 f"{_like(given)}. Call model(params, x) with what the example had."
