@@ -308,7 +308,7 @@ FUNCTIONS = {
     "logical": (
         lambda x, y: x * torch.logical_and(x > 0, y > 0) + y * torch.logical_xor(x > y, y < 0)
         + torch.logical_or(x > 1, y > 1) + torch.logical_not(x > 0) + (x >= y) + (x <= y)
-        + ~(x > 0),
+        + ~(x > 0) + torch.bitwise_and(x > 0, y > 0) + torch.bitwise_or(x > 0, y > 0),
         (X, Y),
     ),
     "extremes": (
@@ -452,6 +452,7 @@ FUNCTIONS = {
     ),
     "convolutions of three axes": (
         lambda x: F.conv3d(x, ones(2, 1, 2, 2, 2), padding="valid").sum((2, 3, 4))
+        + F.conv3d(x, ones(2, 1, 2, 2, 2), stride=2, padding=1).sum((2, 3, 4))
         + F.conv_transpose3d(x, ones(1, 2, 2, 2, 2), stride=2).sum((2, 3, 4)),
         numbers(3, 1, 3, 4, 4),
     ),

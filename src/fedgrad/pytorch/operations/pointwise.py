@@ -125,13 +125,10 @@ _UNARY: dict[str, Callable[..., Any]] = {
     # What only concerns memory.
     "alias": lambda x: x,
     "clone": lambda x, memory_format=None: x,
-    "contiguous": lambda x, memory_format=None: x,
     "detach": jax.lax.stop_gradient,
-    "lift_fresh_copy": lambda x: x,
     "elu": _elu,
     "celu": lambda x, alpha=1.0: _elu(x, alpha, 1.0, 1 / alpha),
     "prelu": _prelu,
-    "_prelu_kernel": _prelu,
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda x, max: _clamp(x, None, max),
@@ -145,7 +142,6 @@ _UNARY: dict[str, Callable[..., Any]] = {
 
 _BINARY: dict[str, Callable[..., Any]] = {
     "add": _add,
-    "sub": _sub,
     "rsub": lambda x, y, alpha=1: _sub(y, x, alpha),
     "mul": jnp.multiply,
     "div": _divide,
@@ -156,6 +152,10 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "gt": jnp.greater,
     "ge": jnp.greater_equal,
     "remainder": jnp.remainder,
+    "masked_fill": _masked_fill,
+}
+
+_OF_TENSORS: dict[str, Callable[..., Any]] = {
     "__and__": jnp.bitwise_and,
     "__or__": jnp.bitwise_or,
     "__xor__": jnp.bitwise_xor,
@@ -163,14 +163,14 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "bitwise_or": jnp.bitwise_or,
     "clamp": _clamp,
     "clamp_min": _clamp,
-    "masked_fill": _masked_fill,
+    "sub": _sub,
 }
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{f"{name}.default": fun for name, fun in _UNARY.items()},
     **{f"{name}.{kind}": fun for name, fun in _BINARY.items() for kind in ("Tensor", "Scalar")},
+    **{f"{name}.Tensor": fun for name, fun in _OF_TENSORS.items()},
     "div.Tensor_mode": _divide,
-    "div.Scalar_mode": _divide,
     "max.other": jnp.maximum,
     "min.other": jnp.minimum,
     "pow.Tensor_Scalar": _power,
@@ -180,7 +180,5 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "where.Scalar": jnp.where,
     "where.ScalarOther": jnp.where,
     "where.ScalarSelf": jnp.where,
-    "to.dtype": _to,
-    "to.dtype_layout": _to,
     "type_as.default": _to,
 }

@@ -97,10 +97,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "softmax.int": _softmax(jax.nn.softmax),
     "std.correction": _deviation,
     "std.dim": _unbiased(_deviation),
-    "std.default": lambda x, unbiased=True: _deviation(x, None, int(unbiased)),
     "sum.default": _whole(jnp.sum),
     "sum.dim_IntList": _reduced(jnp.sum),
     "var.correction": _variance,
     "var.dim": _unbiased(_variance),
-    "var.default": lambda x, unbiased=True: _variance(x, None, int(unbiased)),
 }

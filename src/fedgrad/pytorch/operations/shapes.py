@@ -41,10 +41,6 @@ def _split(x: Any, size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
     return tuple(_slice(x, dim, a, a + k) for a, k in zip(starts, sizes, strict=True))
 
 
-def _chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-    return _split(x, -(-x.shape[dim] // chunks), dim)
-
-
 def _unbind(x: Any, dim: int = 0) -> tuple[Any, ...]:
     return tuple(_select(x, dim, i) for i in range(x.shape[dim]))
 
@@ -123,7 +119,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "arange.start": _arange,
     "arange.start_step": _arange,
     "cat.default": lambda tensors, dim=0: jnp.concatenate(tensors, dim),
-    "chunk.default": _chunk,
     "empty_like.default": _filled_like(0),
     "expand.default": _expand,
     "flip.default": lambda x, dims: jnp.flip(x, tuple(dims)),
@@ -157,7 +152,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "squeeze.dim": _squeeze,
     "squeeze.dims": _squeeze,
     "stack.default": lambda tensors, dim=0: jnp.stack(tensors, dim),
-    "sym_numel.default": lambda x: x.size,
     "sym_size.int": lambda x, dim: x.shape[dim],
     "t.default": jnp.transpose,
     "transpose.int": jnp.swapaxes,
