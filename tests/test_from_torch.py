@@ -475,6 +475,15 @@ def test_what_is_frozen_is_in_params_and_does_not_train():
     assert not fresh.first.weight.requires_grad and fresh.out.weight.requires_grad
 
 
+def test_buffers_that_are_used_are_in_params_as_floats_of_the_same_kind():
+    module, example, params, model = converted("attention")
+    assert {p.dtype for p in params.values()} == {jnp.dtype("float64")}
+    assert (params["allowed"] == module.allowed.numpy()).all()
+    odd = Apply(lambda x: x * odd.many)
+    odd.register_buffer("many", torch.tensor([2**24 + 1]))
+    refused("'many' is a torch.int64 that floats do not hold exactly", odd)
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 

@@ -65,6 +65,7 @@ def _arrays(module: Any, exported: Any) -> tuple[dict[str, Array], dict[str, Any
     every = dict(module.named_parameters(remove_duplicate=False))
     every |= dict(module.named_buffers(remove_duplicate=False))
     arrays, params = {}, {name: _value(name, tensor) for name, tensor in own.items()}
+    number = next((p.dtype for p in params.values()), jnp.float32)  # what others come as
     used = {node.name for node in exported.graph.nodes if node.users}
     signature = exported.graph_signature
     named = signature.inputs_to_parameters | signature.inputs_to_buffers
@@ -73,14 +74,15 @@ def _arrays(module: Any, exported: Any) -> tuple[dict[str, Array], dict[str, Any
             continue
         name = first[id(every[target])]
         tensor = every[name]
-        params.setdefault(name, _value(name, tensor))
+        params.setdefault(name, _value(name, tensor, number))
         arrays[value] = Array(
             name, tuple(tensor.shape), _dtype(tensor.dtype), name in own and tensor.requires_grad
         )
     return arrays, params
 
 
-def _value(name: str, tensor: Any) -> jax.Array:
+def _value(name: str, tensor: Any, number: Any = jnp.float32) -> jax.Array:
+    """As an array of floats: whole numbers and booleans as floats of the others' kind."""
     array = _numpy(tensor)
     if str(tensor.dtype) == "torch.float64" and _dtype(tensor.dtype) != np.float64:
         raise ArgumentError.here(
@@ -89,11 +91,11 @@ def _value(name: str, tensor: Any) -> jax.Array:
         )
     if tensor.is_floating_point():
         return jnp.asarray(array, _dtype(tensor.dtype))
-    if tensor.is_complex() or (array != array.astype(np.float32)).any():
+    if tensor.is_complex() or (array != array.astype(number)).any():
         raise ArgumentError.here(
             f"{name!r} is a {tensor.dtype} that floats do not hold exactly, and params are floats."
         )
-    return jnp.asarray(array, jnp.float32)
+    return jnp.asarray(array, number)
 
 
 def _constants(exported: Any) -> dict[str, Any]:
