@@ -222,6 +222,17 @@ class Changing(nn.Module):
         return self.out(x) * self.calls
 
 
+class Whole(nn.Module):
+    """Multiplies by a number that is no float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("many", torch.tensor([2**24 + 1]))
+
+    def forward(self, x):
+        return x * self.many
+
+
 class Unknown(nn.Module):
     """Two operations that no table has."""
 

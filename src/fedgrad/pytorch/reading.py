@@ -91,7 +91,7 @@ def _value(name: str, tensor: Any, number: Any = jnp.float32) -> jax.Array:
         )
     if tensor.is_floating_point():
         return jnp.asarray(array, _dtype(tensor.dtype))
-    if tensor.is_complex() or (array != array.astype(number)).any():
+    if tensor.is_complex() or (array.astype(number).astype(array.dtype) != array).any():
         raise ArgumentError.here(
             f"{name!r} is a {tensor.dtype} that floats do not hold exactly, and params are floats."
         )
