@@ -479,7 +479,7 @@ def test_what_is_frozen_is_in_params_and_does_not_train():
 def test_buffers_that_are_used_are_in_params_as_floats_of_the_same_kind():
     module, example, params, model = converted("attention")
     assert {p.dtype for p in params.values()} == {jnp.dtype("float64")}
-    assert (params["allowed"] == module.allowed.numpy()).all()
+    assert (np.asarray(params["allowed"]) == module.allowed.numpy()).all()
     refused("'many' is a torch.int64 that floats do not hold exactly", Whole())
 
 
