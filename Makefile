@@ -4,14 +4,17 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.installed
+EXTRAS ?= dev
+WITH ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint bench clean clean-all
+.PHONY: help demo test test-torch lint bench clean clean-all
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       the paper's learned client weighting, with a report; about two minutes"
 	@echo "make test       run the tests             (ARGS='-k ragged' for some of them; PYTHON=python3.13)"
+	@echo "make test-torch run the tests that need PyTorch, in an environment of their own, .venv-torch"
 	@echo "make lint       check style, format and types"
 	@echo "make bench      run the benchmarks        (ARGS=... is handed on)"
 	@echo "make clean      remove what the targets above have written"
@@ -22,6 +25,13 @@ demo: $(READY)
 
 test: $(READY)
 	@$(PY) -m pytest $(ARGS)
+
+# The version that the tests were written with, which pip may take from PyTorch's own index, where
+# it is 200 MB instead of gigabytes: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+TORCH ?= torch==2.13.0
+test-torch:
+	@$(MAKE) --no-print-directory test VENV=.venv-torch EXTRAS=dev,torch WITH="$(TORCH)" \
+	    ARGS="tests/test_from_torch.py 'tests/test_docs.py::test_page[coming-from-pytorch]' $(ARGS)"
 
 lint: $(READY)
 	@echo "ruff check" && $(PY) -m ruff check
@@ -57,5 +67,5 @@ $(READY): pyproject.toml
 	    $(PYTHON) -m venv --clear --without-pip $(VENV); }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m pip --python $(PY) install --quiet pip
 	@echo "[2/2] Installing fedgrad, JAX and the development tools into $(VENV) (a minute or two)"
-	@$(PY) -m pip install --quiet --editable '.[dev]'
+	@$(PY) -m pip install --quiet --editable '.[$(EXTRAS)]' $(WITH)
 	@touch $@

@@ -31,7 +31,8 @@ gc.set_threshold(20_000, 20, 50)
 
 # Long ones start first: at the end no worker is left alone with one.
 LONGEST = (
-    *("mesh", "docs", "flower", "flower_operating", "every_algorithm", "horizon", "derivatives"),
+    *("from_torch", "mesh", "docs", "flower", "flower_operating", "every_algorithm", "horizon"),
+    *("derivatives",),
     *("federation", "self_tuning", "algorithms", "programs", "federation_faults", "checkpoint"),
 )
 

@@ -5,6 +5,7 @@ Each misuse is a function; the line that the message has to name carries the mar
 
 import inspect
 import os
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -744,3 +745,11 @@ def test_the_rule_of_a_custom_derivative_captures_no_large_array(mode):
     with pytest.raises(fg.PlacementError, match=r"captured array of shape \(1000, 3\)") as caught:
         fg.plan(fg.grad(f, mode=mode), X, Z)
     assert "somewhere in a library" not in str(caught.value)
+
+
+@pytest.mark.parametrize("call", [fg.from_torch, fg.into_torch], ids=lambda call: call.__name__)
+def test_pytorch_is_an_extra(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(fg.FederatedError, match=r"pip install 'fedgrad\[torch\]'") as caught:
+        call(None, {})
+    assert call.__name__ in str(caught.value)

@@ -175,7 +175,7 @@ def test_importing_fedgrad_is_light():
     code = "import sys, fedgrad; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"rich", "flwr", "grpc", "matplotlib", "sklearn", "cryptography", "tensorboardX"}
-    assert not heavy & set(done.stdout.split())
+    assert not (heavy | {"torch"}) & set(done.stdout.split())
 
 
 def test_whoever_follows_a_gradient_opens_at_most_15_files():

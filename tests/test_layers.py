@@ -11,6 +11,7 @@ import fedgrad as fg
 ROOT = pathlib.Path(fg.__file__).parent
 LAYERS = [
     {"core"},
+    {"pytorch"},
     {"clients"},
     {"aggregate"},
     {"plan"},

@@ -57,6 +57,7 @@ from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.program import Program, broadcast, client_key, mean, program, sum
 from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
+from fedgrad.pytorch.modules import from_torch, into_torch
 from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
 from fedgrad.show.phases import Phases
@@ -135,11 +136,13 @@ __all__ = [
     "fed_yogi",
     "federation",
     "fit",
+    "from_torch",
     "grad",
     "grid_search",
     "hessian",
     "holding_out",
     "hyper",
+    "into_torch",
     "jacobian",
     "jvp",
     "linear",

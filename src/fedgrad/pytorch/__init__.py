@@ -1,0 +1,1 @@
+"""Modules of PyTorch as models in JAX: exported once, then read as a table of operations."""

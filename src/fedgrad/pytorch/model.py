@@ -1,0 +1,191 @@
+"""A model that was a module: operations in JAX, called in order. Nothing here knows PyTorch."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.core.primitives import promoting
+from fedgrad.core.types import Key, Params
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for a value, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation with its arguments, in which a `Ref` stands for a value."""
+
+    name: str  # of its result
+    target: str  # what PyTorch calls the operation
+    operation: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dtype: Any  # of the result; None if it is not one array
+    draws: bool
+
+
+@dataclass(frozen=True)
+class Input:
+    """An argument: of any number of examples, in PyTorch's dtype."""
+
+    name: str
+    shape: tuple[int, ...]  # of one example
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Array:
+    """What a model has: an array of `params`, under its name there."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any  # what it is computed with; in params it is a float
+    trained: bool
+
+
+@dataclass(frozen=True, eq=False)  # itself alone, so that JAX can remember it
+class Model:
+    """`model(params, *inputs, key=None)`: what the module returns."""
+
+    name: str
+    training: bool
+    arrays: Mapping[str, Array]  # by the name of the value; tied ones have the same array
+    inputs: tuple[Any, ...]  # trees of Input
+    constants: Mapping[str, Any]
+    calls: tuple[Call, ...]
+    outputs: Any  # a tree with Refs
+
+    def __call__(self, params: Params, *inputs: Any, key: Key | None = None) -> Any:
+        env: dict[str, Any] = dict(self.constants)
+        self._check_params(params)
+        self._check_key(key)
+        for name, array in self.arrays.items():
+            value = jnp.asarray(params[array.name])
+            value = value if array.trained else jax.lax.stop_gradient(value)
+            # A buffer of whole numbers is among the params as floats: derivatives are by floats.
+            inexact = jnp.issubdtype(array.dtype, jnp.inexact)
+            env[name] = value if inexact else value.astype(array.dtype)
+        env |= self._read(inputs)
+        with _promoting():
+            for number, call in enumerate(self.calls):
+                args, kwargs = _filled((call.args, dict(call.kwargs)), env)
+                if call.draws:
+                    kwargs["noise"] = jax.random.fold_in(key, number)  # type: ignore[arg-type]
+                env[call.name] = _as(call.operation(*args, **kwargs), call.dtype)
+        return _filled(self.outputs, env)
+
+    def __repr__(self) -> str:
+        mode = "training" if self.training else "evaluation"
+        takes = ", ".join(f"{x.name}: {_shown(x)}" for x in jax.tree.leaves(self.inputs))
+        return f"{self.name} of PyTorch, in {mode} mode: model(params, {takes})"
+
+    def _read(self, given: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+        wanted, values = jax.tree.leaves(self.inputs), jax.tree.leaves(given)
+        trees: list[Any] = [jax.tree.structure(tree) for tree in (given, self.inputs)]
+        if trees[0] != trees[1]:
+            raise ArgumentError.here(
+                f"{self.name} was converted for inputs like {_like(self.inputs)}, but got "
+                f"{_like(given)}. Call model(params, x) with what the example had."
+            )
+        values = [jnp.asarray(value) for value in values]
+        rows = {value.shape[:1] for value in values}
+        for one, value in zip(wanted, values, strict=True):
+            kinds = [jnp.issubdtype(d, jnp.inexact) for d in (one.dtype, value.dtype)]
+            if value.shape[1:] != one.shape or not value.ndim or kinds[0] != kinds[1]:
+                raise ArgumentError.here(
+                    f"{self.name} was converted for {one.name}: {_shown(one)}, but got "
+                    f"{_shown(value)}. Any number of examples will do, along the first axis; for "
+                    "another shape or kind of number, convert it with such an example."
+                )
+            if len(rows) > 1:
+                raise ArgumentError.here(
+                    f"{self.name} got inputs of different numbers of examples: {_like(given)}."
+                )
+            yield one.name, value.astype(one.dtype) if kinds[0] else value
+
+    def _check_params(self, params: Params) -> None:
+        names = {array.name for array in self.arrays.values()}
+        if not isinstance(params, Mapping) or not names <= set(params):
+            got = sorted(params) if isinstance(params, Mapping) else type(params).__name__
+            missing = sorted(names - set(params if isinstance(params, Mapping) else ()))
+            raise ArgumentError.here(
+                f"{self.name} takes the params that fg.from_torch gave; there is no "
+                f"{missing[0]!r} in {got}."
+            )
+        for array in self.arrays.values():
+            if jnp.shape(params[array.name]) != array.shape:
+                raise ArgumentError.here(
+                    f"{array.name!r} of {self.name} has shape {array.shape}, but params has "
+                    f"{jnp.shape(params[array.name])}. For many clients at once: jax.vmap(model)."
+                )
+
+    def _check_key(self, key: Key | None) -> None:
+        if key is None and any(call.draws for call in self.calls):
+            raise ArgumentError.here(
+                f"{self.name} draws random numbers (dropout, in training): give it a key, "
+                "model(params, x, key=key); a loss gets one if it has an argument `key`. To "
+                "evaluate, convert it once more: fg.from_torch(module.eval(), example)."
+            )
+        if key is not None and not self.training:
+            raise ArgumentError.here(
+                f"{self.name} was converted in evaluation mode and draws nothing: leave the key "
+                "out, or convert it in training mode: fg.from_torch(module.train(), example)."
+            )
+
+
+@contextlib.contextmanager
+def _promoting() -> Iterator[None]:
+    """PyTorch promotes dtypes and ranks; what comes out has the dtype that it had there."""
+    with promoting(), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def _as(result: Any, dtype: Any) -> Any:
+    if dtype is None or not hasattr(result, "astype") or result.dtype == dtype:
+        return result
+    whole = [jnp.issubdtype(d, jnp.integer) for d in (result.dtype, dtype)]
+    return result if all(whole) else result.astype(dtype)  # tokens may stay int32
+
+
+def _filled(tree: Any, env: Mapping[str, Any]) -> Any:
+    """The tree with values in the place of their names."""
+    return jax.tree.map(
+        lambda leaf: env[leaf.name] if isinstance(leaf, Ref) else leaf,
+        tree,
+        is_leaf=lambda leaf: leaf is None or isinstance(leaf, slice),
+    )
+
+
+def _shown(array: Any) -> str:
+    if isinstance(array, Input):
+        return f"{jnp.dtype(array.dtype).name}[any, {', '.join(map(str, array.shape))}]"
+    return f"{jnp.dtype(array.dtype).name}[{', '.join(map(str, array.shape))}]"
+
+
+def _like(inputs: tuple[Any, ...]) -> str:
+    shown = jax.tree.map(lambda x: _shown(x if isinstance(x, Input) else jnp.asarray(x)), inputs)
+    return str(shown).replace("'", "")
+
+
+def unknown(names: Mapping[str, str], known: list[str], module: str) -> ArgumentError:
+    """Operations that are not in the table, each with the line of the user's that called it."""
+    calls = "".join(f"\n  {name}  {where}" for name, where in names.items())
+    (first, *_) = names
+    return ArgumentError.here(
+        f"{module} has operations that fg.from_torch does not know:{calls}\n"
+        "Write them with others, or say what they are in JAX: fg.from_torch(module, example, "
+        f"operations={{{first!r}: lambda x, ...: ...}})." + _hint(first, known)
+    )
+
+
+def _hint(name: str, known: list[str]) -> str:
+    return nearest(name, known).partition(" Known:")[0]

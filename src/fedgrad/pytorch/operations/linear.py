@@ -1,0 +1,83 @@
+"""Matrix products, and rows of tables."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """An affine map of the last axis; a row of the weight for each output."""
+    out = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+    return out if bias is None else out + bias
+
+
+def _added(bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Any:
+    product = a @ b
+    return (bias if beta == 1 else beta * bias) + (product if alpha == 1 else alpha * product)
+
+
+def rows(table: Any, indices: Any, padding_idx: int | None = -1) -> Any:
+    """A row for each index, NaN where there is none; that of the padding is never trained."""
+    found = jnp.take(table, indices, axis=0)
+    if padding_idx is None or padding_idx < 0:
+        return found
+    return jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(found), found)
+
+
+def _embedding(
+    weight: Any,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    return rows(weight, indices, padding_idx)
+
+
+def _embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Any, ...]:
+    """The sum or the mean of the rows of each bag: where a bag begins is told."""
+    bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
+    begins = jnp.zeros(indices.shape, jnp.int32).at[offsets[:bags]].add(1, mode="drop")
+    bag = jnp.cumsum(begins) - 1
+    found = rows(weight, indices, padding_idx)
+    counted = jnp.ones(indices.shape, weight.dtype)
+    if padding_idx is not None:
+        counted = jnp.where(indices == padding_idx, 0, counted)
+    if per_sample_weights is not None:
+        found = found * per_sample_weights[:, None]
+    if padding_idx is not None:
+        found = found * counted[:, None]
+    sums = jax.ops.segment_sum(found, bag, bags)
+    if mode == 1:
+        counts = jax.ops.segment_sum(counted, bag, bags)
+        sums = sums / jnp.maximum(counts, 1)[:, None]
+    return (sums,)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "addmm.default": _added,
+    "baddbmm.default": _added,
+    "bmm.default": jnp.matmul,
+    "dot.default": jnp.matmul,
+    "einsum.default": lambda equation, operands, path=None: jnp.einsum(equation, *operands),
+    "embedding.default": _embedding,
+    "embedding_bag.padding_idx": _embedding_bag,
+    "linear.default": linear,
+    "matmul.default": jnp.matmul,
+    "mm.default": jnp.matmul,
+    "mv.default": jnp.matmul,
+    "outer.default": jnp.outer,
+}

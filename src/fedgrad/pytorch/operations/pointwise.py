@@ -1,0 +1,184 @@
+"""Operations of each number by itself. Derivatives where there is a kink are PyTorch's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def _add(x: Any, y: Any, alpha: Any = 1) -> Any:
+    return x + (y if alpha == 1 else alpha * y)
+
+
+def _sub(x: Any, y: Any, alpha: Any = 1) -> Any:
+    return x - (y if alpha == 1 else alpha * y)
+
+
+def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
+    if rounding_mode == "floor":
+        return jnp.floor_divide(x, y)
+    return jnp.trunc(x / y) if rounding_mode == "trunc" else x / y
+
+
+def _power(x: Any, exponent: Any) -> Any:
+    # A whole exponent is a product, whose derivatives exist at zero and below.
+    if isinstance(exponent, float) and exponent.is_integer():
+        exponent = int(exponent)
+    return x**exponent
+
+
+def _gelu(x: Any, approximate: str = "none") -> Any:
+    return jax.nn.gelu(x, approximate=approximate == "tanh")
+
+
+def _leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
+    return jnp.where(x > 0, x, x * negative_slope)
+
+
+def _prelu(x: Any, weight: Any) -> Any:
+    if weight.size > 1 and weight.ndim == 1:  # one for each channel
+        weight = weight.reshape(-1, *[1] * (x.ndim - 2))
+    return jnp.where(x > 0, x, x * weight)
+
+
+def _elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    below = jnp.expm1(jnp.minimum(x, 0) * input_scale) * alpha
+    return jnp.where(x > 0, x, below) * scale
+
+
+def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    return jnp.where(x * beta > threshold, x, jax.nn.softplus(x * beta) / beta)
+
+
+def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    x = x if min is None else jnp.where(x < min, min, x)
+    return x if max is None else jnp.where(x > max, max, x)
+
+
+def _hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
+    return _clamp(x, min_val, max_val)
+
+
+def _glu(x: Any, dim: int = -1) -> Any:
+    a, b = jnp.split(x, 2, dim)
+    return a * jax.nn.sigmoid(b)
+
+
+def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
+    return jnp.where(mask, jnp.asarray(value, x.dtype), x)
+
+
+def _to(x: Any, dtype: Any = None, *_: Any, **__: Any) -> Any:
+    # Tensors that were named only for their dtype come as their dtype's owner.
+    dtype = getattr(dtype, "dtype", dtype)
+    return x if dtype is None else x.astype(dtype)
+
+
+_UNARY: dict[str, Callable[..., Any]] = {
+    "abs": jnp.abs,
+    "acos": jnp.arccos,
+    "asin": jnp.arcsin,
+    "atan": jnp.arctan,
+    "bitwise_not": jnp.invert,
+    "ceil": jnp.ceil,
+    "cos": jnp.cos,
+    "cosh": jnp.cosh,
+    "erf": jax.scipy.special.erf,
+    "exp": jnp.exp,
+    "expm1": jnp.expm1,
+    "floor": jnp.floor,
+    "gelu": _gelu,
+    "glu": _glu,
+    "hardsigmoid": lambda x: _clamp(x + 3, 0, 6) / 6,
+    "hardswish": lambda x: x * _clamp(x + 3, 0, 6) / 6,
+    "hardtanh": _hardtanh,
+    "isfinite": jnp.isfinite,
+    "isinf": jnp.isinf,
+    "isnan": jnp.isnan,
+    "leaky_relu": _leaky_relu,
+    "log": jnp.log,
+    "log10": jnp.log10,
+    "log1p": jnp.log1p,
+    "log2": jnp.log2,
+    "log_sigmoid": jax.nn.log_sigmoid,
+    "logical_not": jnp.logical_not,
+    "mish": jax.nn.mish,
+    "neg": jnp.negative,
+    "reciprocal": lambda x: 1 / x,
+    "relu": jax.nn.relu,
+    "relu6": lambda x: _clamp(x, 0, 6),
+    "round": jnp.round,
+    "rsqrt": jax.lax.rsqrt,
+    "selu": lambda x: _elu(x, 1.6732632423543772, 1.0507009873554805),
+    "sigmoid": jax.nn.sigmoid,
+    "sign": jnp.sign,
+    "silu": jax.nn.silu,
+    "sin": jnp.sin,
+    "sinh": jnp.sinh,
+    "softplus": _softplus,
+    "sqrt": jnp.sqrt,
+    "square": jnp.square,
+    "tan": jnp.tan,
+    "tanh": jnp.tanh,
+    "trunc": jnp.trunc,
+    # What only concerns memory.
+    "alias": lambda x: x,
+    "clone": lambda x, memory_format=None: x,
+    "detach": jax.lax.stop_gradient,
+    "elu": _elu,
+    "celu": lambda x, alpha=1.0: _elu(x, alpha, 1.0, 1 / alpha),
+    "prelu": _prelu,
+    "clamp": _clamp,
+    "clamp_min": _clamp,
+    "clamp_max": lambda x, max: _clamp(x, None, max),
+    "_to_copy": _to,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "logical_and": jnp.logical_and,
+    "logical_or": jnp.logical_or,
+    "logical_xor": jnp.logical_xor,
+}
+
+_BINARY: dict[str, Callable[..., Any]] = {
+    "add": _add,
+    "rsub": lambda x, y, alpha=1: _sub(y, x, alpha),
+    "mul": jnp.multiply,
+    "div": _divide,
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "lt": jnp.less,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+    "remainder": jnp.remainder,
+    "masked_fill": _masked_fill,
+}
+
+_OF_TENSORS: dict[str, Callable[..., Any]] = {
+    "__and__": jnp.bitwise_and,
+    "__or__": jnp.bitwise_or,
+    "__xor__": jnp.bitwise_xor,
+    "bitwise_and": jnp.bitwise_and,
+    "bitwise_or": jnp.bitwise_or,
+    "clamp": _clamp,
+    "clamp_min": _clamp,
+    "sub": _sub,
+}
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{f"{name}.default": fun for name, fun in _UNARY.items()},
+    **{f"{name}.{kind}": fun for name, fun in _BINARY.items() for kind in ("Tensor", "Scalar")},
+    **{f"{name}.Tensor": fun for name, fun in _OF_TENSORS.items()},
+    "div.Tensor_mode": _divide,
+    "max.other": jnp.maximum,
+    "min.other": jnp.minimum,
+    "pow.Tensor_Scalar": _power,
+    "pow.Tensor_Tensor": _power,
+    "pow.Scalar": _power,
+    "where.self": jnp.where,
+    "where.Scalar": jnp.where,
+    "where.ScalarOther": jnp.where,
+    "where.ScalarSelf": jnp.where,
+    "type_as.default": _to,
+}

@@ -1,0 +1,128 @@
+"""Pools, as shifted slices: their derivatives are fast in the loops of clients too.
+
+So they are in tasks/layers.py. PyTorch's differ in where they begin and end, and of equal largest
+numbers the first alone has a derivative.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedgrad.pytorch.operations.convolution import Sizes, each
+
+
+def _ends(
+    space: Sequence[int], window: Sizes, stride: Sizes, padding: Sizes, gaps: Sizes, ceil: bool
+) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Of each axis (window, stride, gap, padding before, padding after, places)."""
+    axes = len(space)
+    stride = stride if isinstance(stride, int) or stride else window
+    for n, k, s, p, d in zip(
+        space, each(window, axes), each(stride, axes), each(padding, axes), each(gaps, axes),
+        strict=True,
+    ):  # fmt: skip
+        free = n + 2 * p - d * (k - 1) - 1
+        places = (-(-free // s) if ceil else free // s) + 1
+        if ceil and (places - 1) * s >= n + p:  # a window must begin within the image
+            places -= 1
+        after = max((places - 1) * s + d * (k - 1) + 1 - n - p, 0)
+        yield k, s, d, p, after, places
+
+
+def _windows(x: Any, ends: Sequence[tuple[int, ...]], fill: float) -> Iterator[Any]:
+    """Slices of the last axes, one for each place in a window."""
+    edges = [(0, 0)] * (x.ndim - len(ends)) + [(before, after) for *_, before, after, _ in ends]
+    if any(map(any, edges)):
+        x = jnp.pad(x, edges, constant_values=fill)
+    for at in itertools.product(*(range(k) for k, *_ in ends)):
+        yield x[
+            (
+                ...,
+                *(
+                    slice(i * d, i * d + (places - 1) * s + 1, s)
+                    for i, (_, s, d, _, _, places) in zip(at, ends, strict=True)
+                ),
+            )
+        ]
+
+
+def _max_pool(axes: int) -> Callable[..., Any]:
+    def pool(
+        x: Any,
+        kernel_size: Sizes,
+        stride: Sizes = (),
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        ceil_mode: bool = False,
+    ) -> Any:
+        ends = [*_ends(x.shape[-axes:], kernel_size, stride, padding, dilation, ceil_mode)]
+        return functools.reduce(_first_largest, _windows(x, ends, -jnp.inf))
+
+    return pool
+
+
+def _first_largest(a: Any, b: Any) -> Any:
+    return jnp.where((b <= a) | (a != a), a, b)  # what is no number stays
+
+
+def _avg_pool(axes: int) -> Callable[..., Any]:
+    def pool(
+        x: Any,
+        kernel_size: Sizes,
+        stride: Sizes = (),
+        padding: Sizes = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        space = x.shape[-axes:]
+        ends = [*_ends(space, kernel_size, stride, padding, 1, ceil_mode)]
+        total = functools.reduce(jnp.add, _windows(x, ends, 0))
+        counts = [_count(n, end, count_include_pad) for n, end in zip(space, ends, strict=True)]
+        size = functools.reduce(np.multiply.outer, counts)
+        if divisor_override or (size == size.flat[0]).all():  # one number: nothing to capture
+            return total / (divisor_override or float(size.flat[0]))
+        return total / jnp.asarray(size, x.dtype)
+
+    return pool
+
+
+def _count(n: int, end: tuple[int, ...], with_padding: bool) -> Any:
+    """Along one axis, how many numbers each window has that count."""
+    window, stride, _, before, _, places = end
+    starts = np.arange(places) * stride - before
+    low, high = (-before, n + before) if with_padding else (0, n)
+    return np.minimum(starts + window, high) - np.maximum(starts, low)
+
+
+def _adaptive(axes: int, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Along each axis by itself: so many windows that cover it, as equal as can be."""
+
+    def pool(x: Any, output_size: Sizes) -> Any:
+        for axis, wanted in zip(range(-axes, 0), each(output_size, axes), strict=True):
+            n = x.shape[axis]
+            bounds = [(i * n // wanted, -(-(i + 1) * n // wanted)) for i in range(wanted)]
+            slices = [lax.slice_in_dim(x, low, high, axis=axis) for low, high in bounds]
+            parts = [fun(part, axis=axis, keepdims=True) for part in slices]
+            x = jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+        return x
+
+    return pool
+
+
+def _adaptive_max(axes: int) -> Callable[..., Any]:
+    pool = _adaptive(axes, jnp.max)
+    return lambda x, output_size: (pool(x, output_size),)  # where they were, nobody can ask
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{f"max_pool{n}d.default": _max_pool(n) for n in (1, 2, 3)},
+    **{f"avg_pool{n}d.default": _avg_pool(n) for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d.default": _adaptive(n, jnp.mean) for n in (1, 2, 3)},
+    **{f"adaptive_max_pool{n}d.default": _adaptive_max(n) for n in (1, 2, 3)},
+}

@@ -1,0 +1,167 @@
+"""Operations that move numbers, choose some of them, or make new ones. Sizes may be symbols."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+END = 2**63 - 1  # what PyTorch writes for "to the end"
+
+
+def _expand(x: Any, size: Sequence[Any], implicit: bool = False) -> Any:
+    own = (None,) * (len(size) - x.ndim) + x.shape
+    kept = [
+        mine if isinstance(n, int) and n == -1 else n for n, mine in zip(size, own, strict=True)
+    ]
+    return jnp.broadcast_to(x, kept)
+
+
+def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    end = None if isinstance(end, int) and end >= END else end
+    if start in (None, 0) and end is None and step == 1:
+        return x
+    return x[(*[slice(None)] * (dim % x.ndim), slice(start, end, step))]
+
+
+def _select(x: Any, dim: int, index: Any) -> Any:
+    return x[(*[slice(None)] * (dim % x.ndim), index)]
+
+
+def _squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Any:
+    dims = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    ones = [d for d in dims if isinstance(x.shape[d], int) and x.shape[d] == 1]
+    return jnp.squeeze(x, tuple(ones))
+
+
+def _split(x: Any, size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+    n = x.shape[dim]
+    sizes = [min(size, n - i) for i in range(0, n, size)] if isinstance(size, int) else size
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(_slice(x, dim, a, a + k) for a, k in zip(starts, sizes, strict=True))
+
+
+def _unbind(x: Any, dim: int = 0) -> tuple[Any, ...]:
+    return tuple(_select(x, dim, i) for i in range(x.shape[dim]))
+
+
+def _repeat(x: Any, repeats: Sequence[Any]) -> Any:
+    return jnp.tile(x, repeats)
+
+
+def _index(x: Any, indices: Sequence[Any]) -> Any:
+    return x[tuple(slice(None) if i is None else i for i in indices)]
+
+
+_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def _pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+    """The last axis comes first, two numbers each; less than none cuts off."""
+    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)][::-1]
+    first = x.ndim - len(pairs)
+    for axis, (low, high) in enumerate(pairs, first):
+        if low < 0 or high < 0:
+            x = _slice(x, axis, max(-low, 0), x.shape[axis] - max(-high, 0))
+    widths = [(0, 0)] * first + [(max(low, 0), max(high, 0)) for low, high in pairs]
+    if mode != "constant":
+        return jnp.pad(x, widths, mode=_MODES[mode])
+    return jnp.pad(x, widths, constant_values=value or 0)
+
+
+def _pixel_shuffle(x: Any, upscale_factor: int) -> Any:
+    r, (*batch, channels, rows, columns) = upscale_factor, x.shape
+    x = x.reshape(*batch, channels // r**2, r, r, rows, columns)
+    first = len(batch)
+    order = (*range(first + 1), *(first + i for i in (3, 1, 4, 2)))
+    return x.transpose(order).reshape(*batch, channels // r**2, rows * r, columns * r)
+
+
+def _upsample_nearest(x: Any, output_size: Any, *scales: Any) -> Any:
+    """Each place takes the nearest of the image, along each axis by itself."""
+    space = x.shape[2:]
+    if output_size is None:  # factors are given instead
+        factors = scales[0] if isinstance(scales[0], list | tuple) else scales
+        output_size = [math.floor(n * f) for n, f in zip(space, factors, strict=True)]
+    for axis, (n, out) in enumerate(zip(space, output_size, strict=True), 2):
+        x = jnp.take(x, jnp.arange(out) * n // out, axis=axis)
+    return x
+
+
+def _arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **_: Any) -> Any:
+    start, end = (0, start) if end is None else (start, end)
+    return jnp.arange(start, end, step, dtype=dtype)
+
+
+def _filled(value: float) -> Callable[..., Any]:
+    return lambda size, dtype=None, **_: jnp.full(size, value, dtype)
+
+
+def _filled_like(value: float) -> Callable[..., Any]:
+    return lambda x, dtype=None, **_: jnp.full(x.shape, value, dtype or x.dtype)
+
+
+def _new_filled(value: float) -> Callable[..., Any]:
+    return lambda x, size, dtype=None, **_: jnp.full(size, value, dtype or x.dtype)
+
+
+def _full(size: Any, fill_value: Any, dtype: Any = None, **_: Any) -> Any:
+    return jnp.full(size, fill_value, dtype)
+
+
+def _view(x: Any, size: Sequence[Any]) -> Any:
+    return x.reshape(size)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "_unsafe_view.default": _view,
+    "arange.default": _arange,
+    "arange.start": _arange,
+    "arange.start_step": _arange,
+    "cat.default": lambda tensors, dim=0: jnp.concatenate(tensors, dim),
+    "empty_like.default": _filled_like(0),
+    "expand.default": _expand,
+    "flip.default": lambda x, dims: jnp.flip(x, tuple(dims)),
+    "full.default": _full,
+    "full_like.default": lambda x, value, dtype=None, **_: jnp.full(
+        x.shape, value, dtype or x.dtype
+    ),
+    "gather.default": lambda x, dim, index, **_: jnp.take_along_axis(x, index, dim),
+    "index.Tensor": _index,
+    "index_select.default": lambda x, dim, index: jnp.take(x, index, axis=dim),
+    "new_empty.default": _new_filled(0),
+    "new_full.default": lambda x, size, value, dtype=None, **_: jnp.full(
+        size, value, dtype or x.dtype
+    ),
+    "new_ones.default": _new_filled(1),
+    "new_zeros.default": _new_filled(0),
+    "ones.default": _filled(1),
+    "ones_like.default": _filled_like(1),
+    "pad.default": _pad,
+    "permute.default": jnp.transpose,
+    "pixel_shuffle.default": _pixel_shuffle,
+    "repeat.default": _repeat,
+    "repeat_interleave.self_int": lambda x, n, dim=None, **_: jnp.repeat(x, n, axis=dim),
+    "roll.default": lambda x, shifts, dims=(): jnp.roll(x, shifts, dims or None),
+    "scalar_tensor.default": lambda value, dtype=None, **_: jnp.asarray(value, dtype),
+    "select.int": _select,
+    "slice.Tensor": _slice,
+    "split.Tensor": _split,
+    "split_with_sizes.default": _split,
+    "squeeze.default": _squeeze,
+    "squeeze.dim": _squeeze,
+    "squeeze.dims": _squeeze,
+    "stack.default": lambda tensors, dim=0: jnp.stack(tensors, dim),
+    "sym_size.int": lambda x, dim: x.shape[dim],
+    "t.default": jnp.transpose,
+    "transpose.int": jnp.swapaxes,
+    "tril.default": lambda x, diagonal=0: jnp.tril(x, diagonal),
+    "triu.default": lambda x, diagonal=0: jnp.triu(x, diagonal),
+    "unbind.int": _unbind,
+    "unsqueeze.default": jnp.expand_dims,
+    "upsample_nearest1d.vec": _upsample_nearest,
+    "upsample_nearest2d.vec": _upsample_nearest,
+    "view.default": _view,
+    "zeros.default": _filled(0),
+    "zeros_like.default": _filled_like(0),
+}

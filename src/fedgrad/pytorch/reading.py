@@ -1,0 +1,215 @@
+"""Reads the graph that `torch.export` has made of a module, into a `Model`.
+
+Nothing is imported from torch: its objects are looked at, and none of them stays.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.core.errors import ArgumentError
+from fedgrad.core.trace import CAPTURE_LIMIT
+from fedgrad.pytorch.model import Array, Call, Input, Model, Ref, unknown
+from fedgrad.pytorch.operations import DRAWS, OPERATIONS
+
+BATCH_NORM = "_native_batch_norm_legit"  # how the names begin of those that use the batch's own
+
+
+def read(
+    module: Any, exported: Any, operations: Mapping[str, Callable[..., Any]]
+) -> tuple[dict[str, jax.Array], Model]:
+    """The parameters of a module, and the model that its graph is."""
+    _require_pure(module, exported)
+    arrays, params = _arrays(module, exported)
+    table = {f"aten.{name}": fun for name, fun in OPERATIONS.items()} | dict(operations)
+    name = type(module).__name__
+    model = Model(
+        name=name,
+        training=module.training,
+        arrays=arrays,
+        inputs=_inputs(exported),
+        constants=_constants(exported),
+        calls=tuple(_calls(_live(exported.graph), table, name)),
+        outputs=_outputs(exported),
+    )
+    return params, model
+
+
+def _require_pure(module: Any, exported: Any) -> None:
+    name = type(module).__name__
+    for node in exported.graph.nodes:
+        target = str(node.target)
+        if BATCH_NORM in target and "no_training" not in target:
+            raise ArgumentError.here(
+                f"{name} has BatchNorm in training mode ({_where(node)}): it normalises by the "
+                "other examples of a client's batch and changes running statistics, which are "
+                "not parameters: they would never be averaged. Use torch.nn.GroupNorm, which "
+                "needs neither, or keep the statistics as they are: module.eval()."
+            )
+    for changed in exported.graph_signature.buffers_to_mutate.values():
+        raise ArgumentError.here(
+            f"{name} changes its buffer {changed!r} when it is called, and a model in JAX has no "
+            "place to keep it. Make it an input and an output of the module, or do without."
+        )
+
+
+def _arrays(module: Any, exported: Any) -> tuple[dict[str, Array], dict[str, Any]]:
+    """What the graph's parameters and buffers are, and their values; tied ones are one."""
+    own = dict(module.named_parameters())
+    buffers = dict(module.named_buffers())
+    first = {id(tensor): name for name, tensor in (own | buffers).items()}
+    every = dict(module.named_parameters(remove_duplicate=False))
+    every |= dict(module.named_buffers(remove_duplicate=False))
+    arrays, params = {}, {name: _value(name, tensor) for name, tensor in own.items()}
+    number = next((p.dtype for p in params.values()), jnp.float32)  # what others come as
+    used = {node.name for node in exported.graph.nodes if node.users}
+    signature = exported.graph_signature
+    named = signature.inputs_to_parameters | signature.inputs_to_buffers
+    for value, target in named.items():
+        if value not in used:
+            continue
+        name = first[id(every[target])]
+        tensor = every[name]
+        params.setdefault(name, _value(name, tensor, number))
+        arrays[value] = Array(
+            name, tuple(tensor.shape), _dtype(tensor.dtype), name in own and tensor.requires_grad
+        )
+    return arrays, params
+
+
+def _value(name: str, tensor: Any, number: Any = jnp.float32) -> jax.Array:
+    """As an array of floats: whole numbers and booleans as floats of the others' kind."""
+    array = _numpy(tensor)
+    if str(tensor.dtype) == "torch.float64" and _dtype(tensor.dtype) != np.float64:
+        raise ArgumentError.here(
+            f"{name!r} is a float64, which JAX does not have switched on. Convert module.float(), "
+            "or jax.config.update('jax_enable_x64', True) before anything else."
+        )
+    if tensor.is_floating_point():
+        return jnp.asarray(array, _dtype(tensor.dtype))
+    if tensor.is_complex() or (array.astype(number).astype(array.dtype) != array).any():
+        raise ArgumentError.here(
+            f"{name!r} is a {tensor.dtype} that floats do not hold exactly, and params are floats."
+        )
+    return jnp.asarray(array, number)
+
+
+def _constants(exported: Any) -> dict[str, Any]:
+    """Tensors that the module's code writes down."""
+    found = {}
+    for value, target in exported.graph_signature.inputs_to_lifted_tensor_constants.items():
+        array = _numpy(exported.constants[target])
+        if array.size > CAPTURE_LIMIT:
+            raise ArgumentError.here(
+                f"The module makes a constant of shape {array.shape} in its forward ({target}): "
+                "too many numbers to be written into a program that is sent to clients. Keep "
+                "it: self.register_buffer(...)."
+            )
+        found[value] = array.astype(_dtype(array.dtype))
+    return found
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    narrow = str(tensor.dtype) == "torch.bfloat16"  # which NumPy does not have
+    return np.array((tensor.float() if narrow else tensor).numpy())
+
+
+def _dtype(dtype: Any) -> Any:
+    """PyTorch's or NumPy's dtype as JAX has it now: int32 for int64, unless that is switched on."""
+    return jax.dtypes.canonicalize_dtype(str(dtype).removeprefix("torch."))
+
+
+def _inputs(exported: Any) -> tuple[Any, ...]:
+    nodes = {node.name: node for node in exported.graph.nodes}
+    described = []
+    for name in exported.graph_signature.user_inputs:
+        tensor = nodes[name].meta["val"]
+        described.append(Input(name, tuple(map(int, tensor.shape[1:])), _dtype(tensor.dtype)))
+    args, _ = exported.call_spec.in_spec.unflatten(described)
+    return tuple(args)
+
+
+def _outputs(exported: Any) -> Any:
+    (output,) = [node for node in exported.graph.nodes if node.op == "output"]
+    leaves = [_argument(leaf) for leaf in output.args[0]]
+    return exported.call_spec.out_spec.unflatten(leaves)
+
+
+def _live(graph: Any) -> list[Any]:
+    """The calls that the outputs depend on."""
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    wanted = set(output.all_input_nodes)
+    live = []
+    for node in reversed(graph.nodes):
+        if node in wanted and node.op == "call_function":
+            wanted |= set(node.all_input_nodes)
+            live.append(node)
+    return live[::-1]
+
+
+def _calls(nodes: list[Any], table: Mapping[str, Callable[..., Any]], name: str) -> Iterator[Call]:
+    missing = {
+        _name(node): _where(node)
+        for node in reversed(nodes)
+        if not _is_python(node) and _name(node) not in table
+    }
+    if missing:
+        raise unknown(dict(sorted(missing.items())), list(table), name)
+    for node in nodes:
+        args = tuple(_argument(a) for a in node.args)
+        kwargs = {k: _argument(v) for k, v in node.kwargs.items() if k not in _OF_MEMORY}
+        draws = DRAWS.get(_name(node).removeprefix("aten."))
+        yield Call(
+            node.name,
+            _name(node),
+            node.target if _is_python(node) else table[_name(node)],
+            args,
+            kwargs,
+            _dtype(node.meta["val"].dtype) if hasattr(node.meta["val"], "dtype") else None,
+            draws is not None and draws(*args, **kwargs),
+        )
+
+
+_OF_MEMORY = ("device", "layout", "memory_format", "non_blocking", "pin_memory", "requires_grad")
+
+
+def _name(node: Any) -> str:
+    """`aten.relu.default`; or what it is called, if it is none of PyTorch's operations."""
+    target = node.target
+    return str(target) if hasattr(target, "_schema") else getattr(target, "__name__", str(target))
+
+
+def _is_python(node: Any) -> bool:
+    """Arithmetic of sizes, and one of several results."""
+    return getattr(node.target, "__module__", "") == operator.add.__module__
+
+
+_DTYPES = {f"torch.{kind}" for kind in ("bool", "float16", "bfloat16", "float32", "float64")} | {
+    f"torch.{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+
+
+def _argument(value: Any) -> Any:
+    if hasattr(value, "all_input_nodes"):
+        return Ref(value.name)
+    if isinstance(value, list | tuple):
+        return [_argument(one) for one in value]
+    return _dtype(value) if str(value) in _DTYPES else value
+
+
+def _where(node: Any) -> str:
+    """The user's line that called an operation, as PyTorch has noted it."""
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    places = [i for i, line in enumerate(lines) if line.strip().startswith("File ")]
+    own = [i for i in places if "site-packages" not in lines[i]] or places
+    if not own:
+        return "in its forward"
+    file, _, rest = lines[own[-1]].strip().removeprefix("File ").partition(", line ")
+    after = [line.strip() for line in lines[own[-1] + 1 :][:1]]
+    code = "".join(f": {line}" for line in after if not line.startswith("File "))  # may be unknown
+    return f"{file.strip(chr(34)).rpartition('/')[2]}:{rest.partition(',')[0]}{code}"
