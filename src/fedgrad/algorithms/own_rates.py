@@ -25,23 +25,21 @@ from fedgrad.algorithms.parametrization import learned, log
 from fedgrad.algorithms.race import inside, race, stage
 from fedgrad.algorithms.safeguards import undone
 from fedgrad.algorithms.wrapped import wrapped
-from fedgrad.clients.held_out import HeldOut
+from fedgrad.clients.held_out import A_FIFTH
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.types import Hyper, Params, State
 
 GIVEN = "as given"
-# By what is judged. It is not trained on for three quarters of all rounds, so it is little: rates
-# that are good already would lose more by it than they can win.
-JUDGES = HeldOut(0.1)
 # Rates that race with those that are given, and after which part of all rounds how many are left.
-# Larger rates look better than good ones for a quarter of all rounds, and no longer.
+# Larger rates look better than good ones for a quarter of all rounds, and no longer. What judges
+# does not train, so from a half on nobody is judged: good rates would lose by it.
 CLIENT = {"1e-2": 1e-2, "1e-1": 1e-1, "1": 1.0}
 SERVER = {"1e-1": 0.1, "1": 1.0, "10": 10.0}
-CUTS = {0.05: 3, 0.25: 2, 0.5: 1}
-# What follows its hypergradient then, and how; against what stays as it is, for a quarter.
+CUTS = {0.05: 3, 0.2: 2, 0.4: 1}
+# What follows its hypergradient then, and how; against what stays as it is.
 FOLLOWED, STEP, HORIZON = "server.learning_rate", 0.03, Horizon(20, through="server")
 STAYS, FOLLOWS = "stays", "follows"
-DUEL = {0.5: 2, 0.75: 1}
+DUEL = {0.4: 2, 0.5: 1}
 
 
 @jax.tree_util.register_dataclass
@@ -93,7 +91,7 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
         }
         for words in itertools.product(*tried.values())
     }
-    raced = race(dict.fromkeys((GIVEN, *others), base), CUTS, JUDGES, incumbent=GIVEN)
+    raced = race(dict.fromkeys((GIVEN, *others), base), CUTS, incumbent=GIVEN)
     follows = FOLLOWED in names["server"]
     form = learned(algorithm.hyper, {FOLLOWED: log()})[FOLLOWED] if follows else None
     duel = None
@@ -101,11 +99,11 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
         # Examples that are held out say where the rate goes: those that train would say "faster"
         # without end where a model fits them all. Hypergradients see no further than their
         # horizon, so that what they lead to has to be better, not only promise to be.
-        judges = GradientCohort("same", held_out=JUDGES)
+        judges = GradientCohort("same", held_out=A_FIFTH)
         followed = following(
             base, {FOLLOWED: log()}, optax.adam(STEP), gradient_from=judges, horizon=HORIZON
         )
-        duel = race({STAYS: base, FOLLOWS: followed}, DUEL, JUDGES, incumbent=STAYS)
+        duel = race({STAYS: base, FOLLOWS: followed}, DUEL, incumbent=STAYS)
 
     def init(params: Params, hyper: Hyper | None = None) -> OwnRatesState:
         given = names_of.paths(hyper)
