@@ -16,6 +16,7 @@ from fedgrad.algorithms.local_training import LocalTraining
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.algorithms.race import When, race
+from fedgrad.algorithms.settings import titled
 from fedgrad.core.errors import known_arguments
 
 # Rates of the clients that race, by the family of the server. Prodigy finds the server's rate, so
@@ -33,6 +34,7 @@ CUTS: dict[When, int | Mapping[str, int]] = {
 SETTLED = (0.125, 25)
 
 
+@titled
 @known_arguments(
     {
         name: "It is found out: fed_auto needs no rates."

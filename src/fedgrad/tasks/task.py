@@ -12,7 +12,7 @@ from fedgrad.tasks.contract import Defaults, PerExample, require_task
 _USUAL = Defaults()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """A learning problem over clients: their examples, `init(key) -> params`, and the loss of each
     example of a batch, `loss(params, batch)` or, if it is random, `loss(params, batch, key)`.
@@ -39,3 +39,10 @@ class Task:
             fitting = replace(_USUAL, cohort_size=min(_USUAL.cohort_size, len(self.train)))
             object.__setattr__(self, "defaults", fitting)
         require_task(self)
+
+    def __repr__(self) -> str:
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        lines = [f"{name}: {clients!r}" for name, clients in parts.items() if clients is not None]
+        lines += [f"metrics: {', '.join(self.metrics)}"] if self.metrics else []
+        heading = f"Task {self.name}".rstrip() + (f": {self.about}" if self.about else "")
+        return "\n  ".join([heading, *lines])

@@ -19,6 +19,7 @@ from fedgrad.clients.population import Population
 from fedgrad.clients.sampling import read_key
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.types import Hyper, Key, Params
+from fedgrad.show.numbers import number, plural
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
 from fedgrad.training.loop import Loop, Played
@@ -46,7 +47,7 @@ def log_uniform(low: float, high: float) -> Range:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Search:
     """What a search has tried, and what it found."""
 
@@ -61,6 +62,15 @@ class Search:
     def score(self) -> float:
         """The score of the best trial."""
         return float(self.scores[self.best])
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{n} {number(float(v[self.best]))}" for n, v in self.tried.items())
+        finite = int(np.isfinite(self.scores).sum())
+        return (
+            f"Search of {len(self.scores)} trials, {finite} of which ended well\n"
+            f"  best: trial {self.best} with {values}\n"
+            f"  score: {number(self.score)} after {plural(int(self.rounds[self.best]), 'round')}"
+        )
 
 
 @dataclass(frozen=True)
