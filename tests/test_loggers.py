@@ -200,12 +200,30 @@ def test_a_run_of_wandb_that_is_resumed_takes_no_step_twice(tmp_path):
     assert [step for step, _ in module.runs[0].logged] == [7, 8, 9]
 
 
+@pytest.mark.filterwarnings("default")  # of others
+def test_the_real_wandb(monkeypatch, tmp_path):
+    pytest.importorskip("wandb", reason="needs wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    result = train(callbacks=[fg.WandB("digits", dir=str(tmp_path))], evaluate=evaluation(3))
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    content = file.read_bytes()
+    assert b"eval.w" in content and b"line_round" in content
+    assert all(str(float(loss)).encode() in content for loss in result.history["loss"])
+
+
 # MLflow
 
 
 class FakeMLflow(types.SimpleNamespace):
-    def __init__(self, active=None, known={}):
+    def __init__(self, active=None, known={}, steps=()):
+        client = types.SimpleNamespace(get_metric_history=self.metric_history)
+        self.steps, self.MlflowClient = steps, lambda: client
         super().__init__(active=active, experiment=None, params=dict(known), metrics=[], ended=0)
+
+    def metric_history(self, run_id, name):
+        assert (run_id, name) == ("r1", "seconds")  # which every round has
+        return [types.SimpleNamespace(step=step) for step in self.steps]
 
     def active_run(self):
         return self.active
@@ -241,6 +259,14 @@ def test_mlflow(monkeypatch):
     assert without_seconds(module.metrics) == as_told(result.history) and module.ended == 1
 
 
+def test_a_run_of_mlflow_that_is_resumed_takes_no_step_twice(monkeypatch, tmp_path):
+    module = FakeMLflow(steps=(1, 2, 3, 4, 5))
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    train(rounds=4, out=tmp_path)
+    train(rounds=9, out=tmp_path, callbacks=[fg.MLflow(run_id="r1")])
+    assert [step for step, _ in module.metrics] == [6, 7, 8, 9]
+
+
 def test_mlflow_leaves_the_users_run_open(monkeypatch):
     run = types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
     module = FakeMLflow(active=run)
@@ -249,6 +275,20 @@ def test_mlflow_leaves_the_users_run_open(monkeypatch):
     train(odd, rounds=2, callbacks=[fg.MLflow("digits")])
     assert module.ended == 0 and module.experiment is None
     assert "Prodigy_ clients 1" in module.metrics[0][1]  # it takes no commas
+
+
+@pytest.mark.filterwarnings("default")  # of others
+def test_the_real_mlflow(monkeypatch, tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="needs mlflow")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+    train(rounds=4, out=tmp_path / "run", callbacks=[fg.MLflow("digits")])
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.info.status == "FINISHED" and run.data.params["hyper.rate"] == "0.1"
+    again = fg.MLflow("digits", run_id=run.info.run_id)
+    result = train(rounds=6, out=tmp_path / "run", callbacks=[again])
+    found = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "loss")}
+    assert found == dict(enumerate(result.history["loss"].tolist(), 1))
 
 
 # CSV

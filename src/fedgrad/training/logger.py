@@ -25,6 +25,7 @@ class Logger(ABC):
     def __init__(self) -> None:
         self.history: History | None = None
         self.told: tuple[int, set[str]] | None = None  # the last round, and the names that it had
+        self.first = 0  # who has rounds before this one already is not told them again
 
     def begin(self, history: History, about: Mapping[str, Any]) -> None:
         """A run begins, or goes on after the rounds of `history`, which grows with it."""
@@ -60,7 +61,8 @@ class Logger(ABC):
 
     def _tell(self, round: int, metrics: Mapping[str, Any]) -> None:
         self.told = round, set(metrics)
-        self.write(round, numbers(metrics))
+        if round >= self.first:
+            self.write(round, numbers(metrics))
 
     @abstractmethod
     def open(self, about: Mapping[str, Any]) -> None:

@@ -31,6 +31,8 @@ class MLflow(Logger):
             self.mlflow.set_experiment(self.experiment)
         run = active or self.mlflow.start_run(**self.start)
         self.run_id, self.own = run.info.run_id, active is None
+        there = self.mlflow.MlflowClient().get_metric_history(self.run_id, "seconds")
+        self.first = max((metric.step + 1 for metric in there), default=0)
         known = self.mlflow.get_run(self.run_id).data.params  # which cannot be changed
         words = {_allowed(name): value for name, value in paths(dict(about)).items()}
         self.mlflow.log_params({name: v for name, v in words.items() if name not in known})

@@ -27,14 +27,11 @@ class WandB(Logger):
         """A run begins: what it is goes into its config."""
         config = {**about, **self.arguments.get("config", {})}
         self.run = self.module.init(**{**self.arguments, "config": config})
-        self.first = (
-            getattr(self.run, "step", 0) or 0
-        )  # what it has already, it does not take again
+        self.first = getattr(self.run, "step", None) or 0  # of one that is resumed, the next one
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
         """A round is a step."""
-        if round >= self.first:
-            self.run.log(dict(values), step=round)
+        self.run.log(dict(values), step=round)
 
     def end(self) -> None:
         """Training is over."""
