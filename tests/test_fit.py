@@ -499,7 +499,14 @@ def test_progress_in_a_terminal():
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=150)
     train(TUNED, progress=console)
-    for text in ("round 6/6", "loss 0.", "server.learning_rate 1", "clients/s", "0:00 left"):
+    for text in (
+        "compiling",
+        "round 6/6",
+        "loss 0.",
+        "server.learning_rate 1",
+        "clients/s",
+        "0:00 left",
+    ):
         assert text in screen.getvalue()
 
 

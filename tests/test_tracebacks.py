@@ -6,10 +6,12 @@ import subprocess
 import sys
 import textwrap
 import traceback
+import types
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
+from rich.console import Console
 
 import fedgrad as fg
 from fedgrad.core.notebook import cell, place
@@ -158,6 +160,25 @@ def notebook():
     made = nbformat.v4.new_notebook(cells=cells)
     nbclient.NotebookClient(made, timeout=300, kernel_name="python3", allow_errors=True).execute()
     return [one.outputs for one in made.cells]
+
+
+def test_progress_in_a_notebook_is_a_line_that_changes(monkeypatch):
+    written = []
+
+    class Handle:
+        def update(self, data, raw):
+            written.append(data["text/plain"])
+
+    def display(data, raw, display_id):
+        written.append(data["text/plain"])
+        return Handle()
+
+    fake = types.SimpleNamespace(display=display)
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(display=fake))
+    console = Console(force_jupyter=True)
+    fg.fit(fg.fed_avg(mean_square), CLIENTS, params=FIRST, rounds=2, progress=console)
+    assert written[0] == "round 0/2 · compiling" and written[-1].startswith("round 2/2 · loss ")
 
 
 def test_a_real_notebook():

@@ -10,7 +10,7 @@ from fedgrad.show.terminal import columns as width
 
 # (the rounds in which it was taken, its values) of each metric by name
 Columns = Mapping[str, tuple[np.ndarray, np.ndarray]]
-CHARTS, ACROSS, TRIALS = 6, 3, 5  # at most: in a picture, in a row of it, in a chart
+CHARTS, TRIALS = 6, 5  # at most: charts, and curves in one of them
 
 
 def changes(columns: Columns, most: int) -> list[str]:
@@ -23,10 +23,10 @@ def changes(columns: Columns, most: int) -> list[str]:
 
 
 def curves(columns: Columns) -> str:
-    """The same as curves over rounds, an SVG; nothing, if there are none."""
-    charts = [_chart(name, *columns[name]) for name in _ordered(columns)[:CHARTS]]
-    rows = [charts[i : i + ACROSS] for i in range(0, len(charts), ACROSS)]
-    return Figure(rows).svg() if rows else ""
+    """The same as curves over rounds, as HTML: as many charts in a row as fit."""
+    charts = [Figure([[_chart(n, *columns[n])]]).svg() for n in _ordered(columns)[:CHARTS]]
+    fitting = [svg.replace("<svg", '<svg style="max-width:100%;height:auto"', 1) for svg in charts]
+    return f'<div style="display:flex;flex-wrap:wrap">{"".join(fitting)}</div>' if charts else ""
 
 
 def span(value: object) -> str:
