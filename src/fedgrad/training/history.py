@@ -81,7 +81,7 @@ class History(Mapping[str, np.ndarray]):
         ... of trials side by side); what was not taken in a round is NaN."""
         with needs("history.to_pandas()", "pandas"):
             import pandas
-        rows = [{name: v for name, v in numbers(row).items()} for row in self.rows()]
+        rows = [numbers(row) for row in self.rows()]
         names = ["round", *dict.fromkeys(n for row in rows for n in row if n != "round")]
         frame = pandas.DataFrame(rows, columns=names).astype({"round": int})
         return frame.set_index("round")
