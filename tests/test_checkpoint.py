@@ -22,7 +22,7 @@ from fedgrad.federation.protocol.in_process import InProcess
 from fedgrad.training import checkpoint as checkpoints
 from fedgrad.training import files
 from fedgrad.training.checkpoint import Checkpoint
-from fedgrad.training.config import leaves
+from fedgrad.training.config import describe, leaves
 from fedgrad.training.files import RunFolderError
 from fedgrad.training.log import read_log
 from line import FIRST, line, mean_square, points
@@ -166,15 +166,21 @@ def test_what_a_killed_run_logged_after_its_checkpoint_is_forgotten(tmp_path):
 
 ANOTHER = {
     "hyper": ({"algorithm": LINE.starting({"rate": 0.2})}, "hyper.rate: 0.1 .* 0.2 now"),
-    "cohort size": ({"cohort_size": 6}, "cohort_size: 5 .* 6 now"),
-    "key": ({"key": jax.random.key(4)}, "first_key: "),
-    "first model": ({"params": {"w": np.ones(3, np.float32)}}, "first_state: "),
-    "dtype": ({"params": {"w": np.zeros(3)}}, r"state.params\['w'\]: float32\[3\] .* float64\[3\]"),
-    "shape": ({"params": {"v": FIRST["w"], **FIRST}}, r"state.params\['v'\]: nothing .* float32"),
-    "batch size": ({"algorithm": line(batch_size=3)}, "algorithm.program: "),
-    "algorithm": ({"algorithm": fg.fed_avg(mean_square)}, "algorithm.round: line_round .* round"),
-    "fewer clients": ({"clients": fg.population(POINTS[:7])}, "populations.cohort.clients: 12 "),
-    "other data": ({"clients": fg.population(points(seed=1))}, "populations.cohort.data: "),
+    "cohort size": ({"cohort_size": 6}, "cohort size: 5 in the checkpoint, 6 now"),
+    "key": ({"key": jax.random.key(4)}, "key= is another one"),
+    "first model": ({"params": {"w": np.ones(3, np.float32)}}, "begins with other numbers"),
+    "dtype": ({"params": {"w": np.zeros(3)}}, r"params\['w'\]: float32\[3\] .* float64\[3\]"),
+    "shape": ({"params": {"v": FIRST["w"], **FIRST}}, r"params\['v'\]: nothing .* float32"),
+    "batch size": ({"algorithm": line(batch_size=3)}, "a round computes something else"),
+    "algorithm": (
+        {"algorithm": fg.fed_avg(mean_square)},
+        "name: line_round in the checkpoint, FedAvg now",
+    ),
+    "fewer clients": (
+        {"clients": fg.population(POINTS[:7])},
+        "number of clients: 12 in the checkpoint, 7 now",
+    ),
+    "other data": ({"clients": fg.population(points(seed=1))}, "examples of clients: 59 .* 77 now"),
     "config": ({"task": "other"}, "config.task: mine .* other now"),
 }
 
@@ -192,6 +198,55 @@ def test_the_checkpoint_of_another_run_is_refused(name, tmp_path):
     assert (tmp_path / CURRENT).read_bytes() == before
 
 
+def test_what_differs_is_said_in_words(tmp_path):
+    """ "batch size 10 in the checkpoint, 20 now", and not that two digests differ."""
+
+    def work(**more):
+        return fg.fed_avgm(mean_square, fg.local_training(**more))
+
+    train(work(batch_size=10), rounds=1, out=tmp_path)
+    with pytest.raises(RunFolderError) as caught:
+        train(work(batch_size=20, epochs=3), rounds=2, out=tmp_path)
+    different = str(caught.value).splitlines()[1:-1]
+    assert different == [
+        "  batch size of clients: 10 in the checkpoint, 20 now.",
+        "  epochs of clients: 1 in the checkpoint, 3 now.",
+    ]
+    with pytest.raises(RunFolderError, match=r"optimizer of the server: sgd .* adaptive, .* now"):
+        train(fg.fed_adam(mean_square, fg.local_training(batch_size=10)), out=tmp_path)
+
+
+def test_a_checkpoint_of_an_older_version_says_less_and_goes_on(tmp_path, monkeypatch):
+    def less(course, state, settings, describe=describe):
+        found = describe(course, state, settings)
+        kept = ("round", "program", "schedules")
+        return {**found, "algorithm": {name: found["algorithm"][name] for name in kept}}
+
+    with monkeypatch.context() as older:
+        older.setattr("fedgrad.training.fit.describe", less)
+        train(fg.fed_avg(mean_square), rounds=1, out=tmp_path)
+    assert train(fg.fed_avg(mean_square), rounds=2, out=tmp_path).rounds == 2
+
+
+@pytest.mark.parametrize("content", ['{"mine": 1}', "[1]", "not JSON", '{"versions": 3}'])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_config_of_somebody_else_is_left_alone(content, resume, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    never = lambda *_: pytest.fail("it trains")
+    with pytest.raises(RunFolderError, match=r"config.json was not written by fedgrad.*Choose"):
+        train(out=fg.run_folder(tmp_path, resume=resume), callbacks=[never])
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("config.json", content)]
+
+
+def test_it_is_told_where_a_run_goes_on(tmp_path, capsys):
+    train(rounds=4, out=tmp_path, progress=True)
+    assert "resumed" not in capsys.readouterr().err
+    train(rounds=9, out=tmp_path, progress=True)
+    assert capsys.readouterr().err.startswith("resumed at round 5 of 9\n")
+    train(rounds=9, out=tmp_path, progress=True)
+    assert capsys.readouterr().err == "all 9 rounds are done already\n"
+
+
 def decay(start, later=1.0):
     """A schedule, and one that differs from it only late."""
     return lambda round: jnp.where(round < 6000, start / (1 + round), later)
@@ -201,7 +256,7 @@ def decay(start, later=1.0):
 SCHEDULED, SAME = (fg.fed_avg(mean_square, client=decay(0.1)) for _ in range(2))
 OTHERWISE = {
     "start": (decay(0.5), "hyper.client.learning_rate: a schedule, 0.1, 0.05, .* 0.5, 0.25, .*now"),
-    "late": (decay(0.1, later=2.0), "algorithm.schedules.client.learning_rate: "),
+    "late": (decay(0.1, later=2.0), "the schedule of client.learning_rate is another one"),
     "a number": (0.1, "hyper.client.learning_rate: a schedule, 0.1, .* 0.1 now"),
 }
 
@@ -437,6 +492,30 @@ def test_ctrl_c_a_third_time_is_obeyed(tmp_path, monkeypatch):
     assert seen[0] == 5  # from the checkpoint of round 4
 
 
+def test_sigterm_saves_and_ends_the_process(tmp_path, capsys):
+    def terminate(round, state, metrics):
+        if round == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        train(out=tmp_path, callbacks=[terminate])
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert "Round 5 is saved" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert everything(train(out=tmp_path)) == everything(train())
+
+
+def test_a_program_with_its_own_idea_of_sigterm_keeps_it(monkeypatch):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append("own"))
+    try:
+        terminate = lambda round, *_: round == 2 and signal.raise_signal(signal.SIGTERM)
+        assert train(callbacks=[terminate]).rounds == 9 and seen == ["own"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_an_interrupt_that_a_callback_handles_is_over():
     def handled(round, state, metrics):
         with pytest.raises(KeyboardInterrupt):
@@ -495,15 +574,20 @@ def contents(folder):
         return {n: file[n] if n == "checkpoint.json" else file[n].tobytes() for n in names}
 
 
-ENDS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}  # the process's exit code
+ENDS = {
+    signal.SIGKILL: -signal.SIGKILL,
+    signal.SIGINT: 130,
+    signal.SIGTERM: 143,
+}  # the process's exit code
 
 
 @pytest.mark.parametrize(
-    ("devices", "signals"), [(1, [signal.SIGKILL, signal.SIGINT]), (2, [signal.SIGKILL])]
+    ("devices", "signals"),
+    [(1, [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]), (2, [signal.SIGKILL])],
 )
 def test_a_killed_run_goes_on_bit_by_bit(devices, signals, tmp_path):
     straight = start(tmp_path / "straight", 40, devices)
-    for number, after in zip(signals, (9, 21), strict=False):
+    for number, after in zip(signals, (9, 18, 27), strict=False):
         victim = start(tmp_path / "killed", 40, devices)
         wait_for_round(victim, tmp_path / "killed", after)
         victim.send_signal(number)

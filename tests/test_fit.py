@@ -2,9 +2,6 @@
 
 import io
 import json
-import struct
-import sys
-import types
 import warnings
 
 import jax
@@ -16,7 +13,6 @@ from rich.console import Console
 
 import fedgrad as fg
 from fedgrad.clients import sampling
-from fedgrad.core.errors import MissingExtra
 from fedgrad.training.course import draws
 from fedgrad.training.history import MetricError
 from fedgrad.training.log import read_log
@@ -503,7 +499,14 @@ def test_progress_in_a_terminal():
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=150)
     train(TUNED, progress=console)
-    for text in ("round 6/6", "loss 0.", "server.learning_rate 1", "clients/s", "0:00 left"):
+    for text in (
+        "compiling",
+        "round 6/6",
+        "loss 0.",
+        "server.learning_rate 1",
+        "clients/s",
+        "0:00 left",
+    ):
         assert text in screen.getvalue()
 
 
@@ -520,53 +523,6 @@ def test_progress_elsewhere_is_plain_and_not_in_the_output(capsys):
 def test_progress_of_trials(capsys):
     train(TRIALS, progress=True)
     assert " to " in capsys.readouterr().err
-
-
-# TensorBoard
-
-
-def test_tensorboard(monkeypatch, tmp_path):
-    written = []
-
-    class SummaryWriter:
-        def __init__(self, folder, purge_step):
-            written.append(("open", folder, purge_step))
-
-        def add_scalar(self, name, value, round):
-            written.append((name, value, round))
-
-        def close(self):
-            written.append("close")
-
-    fake = types.SimpleNamespace(SummaryWriter=SummaryWriter)
-    monkeypatch.setitem(sys.modules, "tensorboardX", fake)
-    watch, pair = fg.TensorBoard(tmp_path), lambda p: {"w": [1.0, 2.0]}
-    result = train(rounds=2, callbacks=[watch], evaluate=pair)
-    assert written[0] == ("open", str(tmp_path), 1) and written[-1] == "close"
-    assert ("loss", float(result.history["loss"][1]), 2) in written
-    assert ("eval/w/1", 2.0, 2) in written
-
-
-def test_what_tensorboard_reads(tmp_path):
-    pytest.importorskip("tensorboardX")
-    from tensorboardX.proto.event_pb2 import Event
-
-    result = train(rounds=3, callbacks=[fg.TensorBoard(tmp_path)])
-    (file,) = tmp_path.glob("events.*")
-    content, found = file.read_bytes(), {}
-    while content:  # length, checksum, event, checksum
-        (size,) = struct.unpack("<Q", content[:8])
-        event = Event.FromString(content[12 : 12 + size])
-        content = content[16 + size :]
-        found |= {(v.tag, event.step): v.simple_value for v in event.summary.value}
-    losses = [found["loss", round] for round in (1, 2, 3)]
-    assert losses == result.history["loss"].tolist()
-
-
-def test_tensorboard_is_an_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(MissingExtra, match=r"fedgrad\[tensorboard\]"):
-        fg.TensorBoard("runs")
 
 
 # Mistakes

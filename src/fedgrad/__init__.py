@@ -53,6 +53,7 @@ from fedgrad.core.errors import (
     PlanError,
     StoreError,
 )
+from fedgrad.core.errors import public as _public
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.program import Program, broadcast, client_key, mean, program, sum
 from fedgrad.plan.audit import Audit
@@ -64,14 +65,19 @@ from fedgrad.show.phases import Phases
 from fedgrad.training.evaluation import Evaluation, Ratio
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.history import History
+from fedgrad.training.load import load
+from fedgrad.training.logger import CSV
+from fedgrad.training.mlflow import MLflow
 from fedgrad.training.run_folder import RunFolder, run_folder
 from fedgrad.training.search import Search, Trials, grid_search, random_search
 from fedgrad.training.space import Range, choice, log_uniform, uniform
 from fedgrad.training.stopping import Stop, early_stop, non_finite
 from fedgrad.training.tensorboard import TensorBoard
+from fedgrad.training.wandb import WandB
 
 __all__ = [
     "CLIENTS",
+    "CSV",
     "Algorithm",
     "ArgumentError",
     "Audit",
@@ -89,6 +95,7 @@ __all__ = [
     "History",
     "Horizon",
     "LocalTraining",
+    "MLflow",
     "Metrics",
     "Optimizer",
     "Phases",
@@ -108,6 +115,7 @@ __all__ = [
     "TensorBoard",
     "Traffic",
     "Trials",
+    "WandB",
     "aggregate",
     "averaged",
     "broadcast",
@@ -146,6 +154,7 @@ __all__ = [
     "jacobian",
     "jvp",
     "linear",
+    "load",
     "local_training",
     "log",
     "log_uniform",
@@ -173,6 +182,8 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+globals().update({name: _public(globals()[name]) for name in __all__})
 
 # `fedgrad.plan` is a function and a package: `import fedgrad.plan.cut` finds the modules, too.
 vars(plan).update({k: v for k, v in vars(_sys.modules["fedgrad.plan"]).items() if k[0] != "_"})

@@ -5,12 +5,17 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
+import jax.numpy as jnp
+
+from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.hyper import replace as replaced
 from fedgrad.algorithms.hyper import with_schedules
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, known_fields
 from fedgrad.core.program import Executor, Program
 from fedgrad.core.types import Hyper, Params, State
+
+SHOWN = 8  # hyperparameters, at most
 
 
 class Init(Protocol):
@@ -32,7 +37,7 @@ class _WithDefault:
 
 
 @known_fields
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Algorithm:
     """A federated training algorithm.
 
@@ -71,12 +76,29 @@ class Algorithm:
     client_init: Callable[[Any, int], Any] | None = None
     # (state, rounds that are done, rounds that were planned) -> the state to go on with.
     between: Callable[[Any, int, int], Any] | None = None
+    # What it was made of, as JSON has it: {"name": "FedAvgM", "client": {"batch_size": 20}}. It is
+    # written down with a run, and says in words what differs from another one.
+    settings: Mapping[str, Any] = field(
+        default_factory=lambda: MappingProxyType({}), hash=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         hyper = with_schedules(self.hyper)
         init = self.init.init if isinstance(self.init, _WithDefault) else self.init
         object.__setattr__(self, "hyper", hyper)
         object.__setattr__(self, "init", _WithDefault(init, hyper))
+
+    @property
+    def name(self) -> str:
+        """What it is called: FedAvgM."""
+        return self.settings.get("name") or self.round.name
+
+    def __repr__(self) -> str:
+        known = {**names_of.paths(self.hyper), **names_of.schedules(self.hyper)}
+        shown = [f"{name}={_short(value)}" for name, value in known.items()]
+        if len(known) > SHOWN:  # of all candidates of a race, say
+            shown = [f"{len(known)} hyperparameters"]
+        return f"Algorithm({', '.join([self.name, *shown])})"
 
     def starting(self, hyper: Mapping[str, Any]) -> "Algorithm":
         """The algorithm with other hyperparameters to start with: all of them or only some, nested
@@ -102,6 +124,12 @@ class Algorithm:
     def on(self, executor: Executor) -> "Algorithm":
         """The algorithm with its rounds run by another executor."""
         return replace(self, round=self.round.on(executor))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, names_of.Schedule):
+        return "a schedule"
+    return f"{float(value):.6g}" if jnp.ndim(value) == 0 else f"{jnp.size(value)} numbers"
 
 
 def last_of(state: State) -> Params:

@@ -15,6 +15,7 @@ from fedgrad.algorithms.local_training import LocalTraining
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.algorithms.race import When, race
+from fedgrad.algorithms.settings import titled
 from fedgrad.core.errors import known_arguments
 
 # After a quarter of all rounds it shows who ends best. Prodigy takes some twenty rounds to find its
@@ -24,6 +25,7 @@ DECIDED: When = (0.25, 30)
 KEPT: When = 0.5
 
 
+@titled
 @known_arguments(
     {
         name: "It is found out: fed_auto needs no rates."

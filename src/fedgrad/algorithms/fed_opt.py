@@ -17,6 +17,7 @@ from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import apply, as_optimizer, start_of
 from fedgrad.algorithms.restarts import require_no_restart
+from fedgrad.algorithms.settings import settings_of
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import CLIENTS
@@ -110,7 +111,8 @@ def fed_opt(
         new = state.step(ours.build(hyper["server"]), got["update"], **got["measured"])
         return new, Metrics(loss=got["loss"])
 
-    return Algorithm(init, round, defaults, loss)
+    made_of = settings_of(work, ours, weighting)
+    return Algorithm(init, round, defaults, loss, settings=made_of)
 
 
 def now(state: ServerState, hyper: Hyper) -> Hyper:

@@ -21,6 +21,7 @@ from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.objective import Loss, client_loss
 from fedgrad.algorithms.safeguards import finite, undone
+from fedgrad.algorithms.settings import settings_of_race
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import A_FIFTH, HeldOut, require_rule
 from fedgrad.clients.population import Population
@@ -252,6 +253,7 @@ def race(
         loss,
         cohorts,
         between=between,
+        settings=settings_of_race(candidates),
     )
 
 

@@ -13,6 +13,7 @@ from fedgrad.algorithms.local_training import LocalTraining, following, plus
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import optimizer
+from fedgrad.algorithms.settings import titled
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import CLIENTS
@@ -44,6 +45,7 @@ class ScaffoldClient:
     share: Any  # 1 / the number of all clients
 
 
+@titled
 @known_arguments(BELONGS_TO_LOCAL_TRAINING)
 def scaffold(
     loss: Loss, client: Any = 0.1, server_learning_rate: Any = 1.0, *, weighting: str = "uniform"

@@ -1,7 +1,7 @@
 """The named algorithms, each only its difference from `fed_opt`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import optax
@@ -13,10 +13,16 @@ from fedgrad.algorithms.local_training import Gradient, WholeGradient, following
 from fedgrad.algorithms.objective import Loss, batch_loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.algorithms.scaffold import scaffold
+from fedgrad.algorithms.settings import titled
 from fedgrad.core.errors import known_arguments
 from fedgrad.core.types import Batch, Hyper, Params
 
-variant = known_arguments(BELONGS_TO_LOCAL_TRAINING)
+P = ParamSpec("P")
+
+
+def variant(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
+    """One of those below: it has a name, and says what arguments there are."""
+    return titled(known_arguments(BELONGS_TO_LOCAL_TRAINING)(make))
 
 
 @variant
@@ -152,6 +158,7 @@ def per_fed_avg(
     return fed_opt(loss, server=server, client=client, weighting=weighting, hyper=hyper)
 
 
+@titled
 @known_arguments(
     {
         name: "It has no local training: clients send the gradient of all of their examples."

@@ -7,12 +7,17 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self, TypeVar, cast
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import jax
 
+from fedgrad.core.notebook import cell, place
+
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class FederatedError(Exception):
@@ -154,19 +159,79 @@ def require_whole(name: str, value: object, least: int = 1) -> None:
         raise ArgumentError.here(f"{name}={value!r}: give a whole number of at least {least}.")
 
 
-_NOT_THE_USER = tuple(
-    os.path.dirname(path) + os.sep
-    for path in (os.path.dirname(__file__), jax.__file__, os.__file__)  # fedgrad, jax, Python
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_NOT_THE_USER = (
+    _OURS,
+    *(os.path.dirname(path) + os.sep for path in (jax.__file__, os.__file__)),  # jax, Python
+    "<",  # what was made while running; but for the cells of a notebook
 )
 
 
+def _is_users(file: str) -> bool:
+    foreign = os.path.sep + "site-packages" + os.path.sep in file
+    return cell(file) is not None or not (foreign or file.startswith(_NOT_THE_USER))
+
+
 def caller() -> str:
-    """`file.py:41` of the user's code that is calling us now."""
+    """`file.py:41` of the user's code that is calling us now; `cell 3, line 4` of a notebook."""
     frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = frame.f_code.co_filename
-        if os.path.sep + "site-packages" + os.path.sep not in name:
-            if not name.startswith(_NOT_THE_USER) and not name.startswith("<"):
-                break
+    while frame.f_back is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return place(frame.f_code.co_filename, frame.f_lineno)
+
+
+# --- errors show the user's lines, and none of ours ---------------------------------------------
+
+
+def public(value: Any) -> Any:
+    """A function, or a class and its methods, as users call them: what they raise shows the lines
+    of the user, and none of ours. `FEDGRAD_TRACEBACK=full` in the environment shows them all."""
+    if inspect.isfunction(value):
+        wrapped, module = _without_our_frames(value), sys.modules[value.__module__]
+        if getattr(module, value.__name__, None) is value:  # where a pickle looks for it
+            setattr(module, value.__name__, wrapped)
+        return wrapped
+    if inspect.isclass(value) and not issubclass(value, BaseException):
+        for name, member in list(vars(value).items()):
+            if inspect.isfunction(member) and (name[0] != "_" or name in ("__init__", "__call__")):
+                setattr(value, name, _without_our_frames(member))
+    return value
+
+
+def _without_our_frames(fun: Callable[P, R]) -> Callable[P, R]:
+    @functools.wraps(fun)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return fun(*args, **kwargs)
+        except BaseException as error:
+            if os.environ.get("FEDGRAD_TRACEBACK") != "full":
+                _cut(error)
+            raise  # with the traceback that it has now
+
+    return called
+
+
+def _cut(error: BaseException) -> None:
+    """Take our frames out of a traceback, and whatever runs between them, where they say nothing:
+    where the message says it all, and where the user's own code fails."""
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    files = [t.tb_frame.f_code.co_filename for t in frames]
+    first = next((i for i, file in enumerate(files) if file.startswith(_OURS)), len(files))
+    users = [i for i, file in enumerate(files) if i >= first and _is_users(file)]
+    after = range(users[-1] + 1 if users else first, len(files))
+    if not isinstance(error, FederatedError | KeyboardInterrupt):
+        if any(files[i].startswith(_OURS) for i in after):
+            return  # a bug of ours, or what looks like one
+        users += after
+    else:
+        if error.__cause__ is not None:
+            error.__cause__.__traceback__ = None  # what we met, and have said in other words
+        if notes := getattr(error, "__notes__", None):  # nobody misses the frames of JAX either
+            error.__notes__ = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
+    chain: TracebackType | None = None
+    for i in reversed([*range(first), *users]):
+        chain = TracebackType(chain, frames[i].tb_frame, frames[i].tb_lasti, frames[i].tb_lineno)
+    error.__traceback__ = chain

@@ -21,6 +21,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, ja
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, batching, mlir, partial_eval
 
+from fedgrad.core.notebook import place
+
 __all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "jax_primitives"]
 
 broadcast_p = Primitive("fed_broadcast")  # x@server -> x@placement
@@ -257,16 +259,24 @@ def interpret(
     return [value(v) for v in jaxpr.jaxpr.outvars]
 
 
-def where(*sources: Any) -> str:
-    """`file.py:41 (function)` of the user's code that made an equation; the first source that
-    knows, from the inside out (JAX forgets the caller of a loop's body)."""
+def position(*sources: Any) -> tuple[str, str, str]:
+    """File, line and function of the user's code that made an equation, empty if nobody knows; the
+    first source that does, from the inside out (JAX forgets the caller of a loop's body)."""
     for source in sources:
         text = source_info_util.summarize(source)
         head, _, function = text.partition(" (")
-        path, _, position = head.rpartition(":")[0].rpartition(":")
+        path, _, line = head.rpartition(":")[0].rpartition(":")
         if path:
-            return f"{path}:{position}" + (f" ({function}" if function else "")
-    return "somewhere in a library"
+            return path, line, function.removesuffix(")")
+    return "", "", ""
+
+
+def where(*sources: Any) -> str:
+    """`file.py:41 (function)` of the user's code that made an equation."""
+    path, line, function = position(*sources)
+    if not path:
+        return "somewhere in a library"
+    return place(path, line) + (f" ({function})" if function else "")
 
 
 def current_source() -> Any:

@@ -14,7 +14,13 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import ArgumentError, PlacementError, known_arguments, nearest
+from fedgrad.core.errors import (
+    ArgumentError,
+    PlacementError,
+    known_arguments,
+    nearest,
+    public,
+)
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.primitives import (
     broadcast_p,
@@ -38,7 +44,7 @@ class Executor(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Program:
     """A federated computation. Make one with `@fg.program(...)`; call it like a function.
 
@@ -51,10 +57,10 @@ class Program:
     executor: Executor | None = None
     derived: bool = False  # it is a derivative of another program
     # How a derivative is made, of arguments that were read, instead of traced (trace.py).
-    derive: Callable[[Any], Any] | None = dataclasses.field(repr=False, default=None)
-    signature: inspect.Signature = dataclasses.field(repr=False, default=None)  # type: ignore[assignment]
+    derive: Callable[[Any], Any] | None = dataclasses.field(default=None)
+    signature: inspect.Signature = dataclasses.field(default=None)  # type: ignore[assignment]
     # What has been made of the program: shared by copies, so that `.on(...)` compiles only once.
-    made: dict[Any, Any] = dataclasses.field(repr=False, default_factory=dict)
+    made: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for attribute in (*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"):
@@ -79,6 +85,11 @@ class Program:
     def name(self) -> str:
         """The name of the function."""
         return getattr(self.fun, "__name__", type(self.fun).__name__)
+
+    def __repr__(self) -> str:
+        placed = {name: f"{name}@{p.name}" for name, p in self.placements.items()}
+        arguments = [placed.get(name, name) for name in self.signature.parameters]
+        return f"Program({self.name}: {', '.join(arguments)})"
 
     @property
     def client_placements(self) -> tuple[str, ...]:
@@ -140,7 +151,7 @@ def program(fun: Callable[..., Any] | None = None, /, **placements: Placement) -
     if fun is not None and not callable(fun):
         raise ArgumentError.here(f"@fg.program decorates a function, got {fun!r}.")
     if fun is None:
-        return lambda fun: program(fun, **placements)
+        return public(lambda fun: program(fun, **placements))
     if next(iter(inspect.signature(fun).parameters), "") == "self":
         raise ArgumentError.here(
             f"{fun.__name__}: a method cannot be a program, because self is not data. Decorate a "

@@ -46,7 +46,7 @@ class Release:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Audit:
     """Everything that leaves clients. What a sum tells about one client is not something that can
     be read off a program: `releases` are marked where it is plain to see that it may be much."""
@@ -62,6 +62,8 @@ class Audit:
     def __str__(self) -> str:
         lines = [str(release) for release in self.releases] or ["nothing leaves any client"]
         return "\n".join([*lines, *(f"! {finding}" for finding in self.findings)])
+
+    __repr__ = __str__
 
 
 def audit(graph: Graph, clients: Mapping[str, int]) -> Audit:

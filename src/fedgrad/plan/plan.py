@@ -31,7 +31,7 @@ class Traffic:
     times: int | None = 1  # how often this round happens; None where the data decide
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """What a program does, round by round. `str(plan)` and `plan.draw()` show it."""
 
@@ -131,6 +131,8 @@ class Plan:
 
     def __str__(self) -> str:
         return _looks["text"](self)
+
+    __repr__ = __str__
 
 
 def _total(

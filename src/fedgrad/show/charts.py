@@ -212,7 +212,7 @@ def _svg(figure: Figure) -> str:
     columns = max(map(len, figure.rows))
     wide = min(380, max(200, 880 // columns))
     high = round(0.66 * wide)
-    curves = named(c for row in figure.rows for chart in row for c in chart.curves)
+    curves = named(c for row in figure.rows for chart in row for c in chart.curves if c.name)
     whole = max(_width([drawn(chart).up for chart in row], wide) for row in figure.rows)
     legend, top = _legend(curves, whole)
     parts: list[Html] = [legend]
@@ -247,7 +247,7 @@ def _legend(curves: Sequence[Curve], whole: float) -> tuple[Html, float]:
             x, y = LABELS + GAP, y + 20
         parts += [stroke(curve, key(curve, x, y - 4)), words(x + 32, y, curve.name, colour="quiet")]
         x += width + 12
-    return element("g", parts), y + 10
+    return element("g", parts), y + 10 if parts else 0
 
 
 def key(curve: Curve, x: float = 1, y: float = 5) -> str:

@@ -14,7 +14,7 @@ from fedgrad.core.program import Program
 from fedgrad.plan.plan import Plan, plan
 from fedgrad.show.numbers import count, memory, price
 from fedgrad.show.phases import Phases, phases
-from fedgrad.show.terminal import plain, printed
+from fedgrad.show.terminal import notebook, plain
 
 SHOWN: tuple[Mode, ...] = (*MODES, "auto")
 
@@ -30,7 +30,7 @@ class Row:
     problem: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """The program's plan and a table of modes. Print it, or show it in a notebook."""
 
@@ -97,11 +97,10 @@ class Explanation:
     def __str__(self) -> str:
         return plain(str(self.program), self)
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
-        table = printed(self, colours=True).export_html(
-            inline_styles=True, code_format="<pre>{code}</pre>"
-        )
-        return f"<div>{self.program.draw()}{table}</div>"
+        return f"<div>{self.program.draw()}{notebook(self)}</div>"
 
 
 @overload

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 
 from fedgrad.core.graph import ANYWHERE, SERVER, Equation, Graph, everywhere
-from fedgrad.core.primitives import Primitive, inner_jaxprs, jax_primitives, where
+from fedgrad.core.notebook import cell, place
+from fedgrad.core.primitives import Primitive, inner_jaxprs, jax_primitives, position
 from fedgrad.show.numbers import plural
 
 Function = tuple[str, str]  # its file and its name
@@ -53,7 +54,7 @@ def stage_work(directing: set[Function], equations: Sequence[Equation], nothing:
     if not file:
         return Work("", detail)
     span = f"{lines[0]}" if lines[0] == lines[-1] else f"{lines[0]}–{lines[-1]}"
-    return Work(f"{file}:{span}", detail)
+    return Work(place(file if cell(file) else re.split(r"[/\\]", file)[-1], span), detail)
 
 
 def directing(graph: Graph) -> set["Function"]:
@@ -122,5 +123,5 @@ def _places(
 
 
 def _line(source: Any) -> tuple[str, int]:
-    found = re.match(r"(.*?):(\d+)", where(source))
-    return (re.split(r"[/\\]", found[1])[-1], int(found[2])) if found else ("", 0)
+    file, line, _ = position(source)
+    return (file, int(line)) if line.isdigit() else ("", 0)

@@ -11,7 +11,7 @@ from fedgrad.core.errors import known_arguments, require_whole
 from fedgrad.core.types import Params
 from fedgrad.plan.plan import Plan, plan
 from fedgrad.show.numbers import count, memory
-from fedgrad.show.terminal import plain, printed
+from fedgrad.show.terminal import notebook, plain
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Phase:
         return sum(self.plan.bytes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Phases:
     """The phases of a training. Print it, or show it in a notebook."""
 
@@ -85,10 +85,10 @@ class Phases:
     def __str__(self) -> str:
         return plain("", self).lstrip("\n")
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
-        return printed(self, colours=True).export_html(
-            inline_styles=True, code_format="<pre>{code}</pre>"
-        )
+        return notebook(self)
 
 
 @known_arguments()

@@ -1,6 +1,7 @@
 """What goes to a terminal, made by rich. It is loaded when it is needed: it takes a while."""
 
 import io
+from html import escape
 from typing import Any
 
 WIDTH, WIDEST = 88, 100  # of boxes, and of any line
@@ -47,3 +48,20 @@ def printed(*things: Any, width: int = 110, colours: bool = False) -> Any:
 def plain(*things: Any, width: int = 110) -> str:
     """These as they are printed, without colours."""
     return printed(*things, width=width).file.getvalue()  # type: ignore[no-any-return]
+
+
+def notebook(*things: Any) -> str:
+    """These as HTML, with colours, for a notebook."""
+    return str(printed(*things, colours=True).export_html(inline_styles=True, code_format=_BLOCK))
+
+
+def monospace(text: str) -> str:
+    """Text as it is, for a notebook."""
+    return _BLOCK.format(code=escape(text))
+
+
+# Notebooks have styles of their own for <pre>, which wrap lines and take any font.
+_BLOCK = (
+    '<pre style="white-space:pre;overflow-x:auto;line-height:normal;'
+    "font-family:Menlo,'DejaVu Sans Mono',Consolas,'Courier New',monospace\">{code}</pre>"
+)

@@ -14,7 +14,7 @@ _USUAL = Defaults()
 
 
 @known_fields
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """A learning problem over clients: their examples, `init(key) -> params`, and the loss of each
     example of a batch, `loss(params, batch)` or, if it is random, `loss(params, batch, key)`.
@@ -41,3 +41,10 @@ class Task:
             fitting = replace(_USUAL, cohort_size=min(_USUAL.cohort_size, len(self.train)))
             object.__setattr__(self, "defaults", fitting)
         require_task(self)
+
+    def __repr__(self) -> str:
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        lines = [f"{name}: {clients!r}" for name, clients in parts.items() if clients is not None]
+        lines += [f"metrics: {', '.join(self.metrics)}"] if self.metrics else []
+        heading = f"Task {self.name}".rstrip() + (f": {self.about}" if self.about else "")
+        return "\n  ".join([heading, *lines])

@@ -20,6 +20,7 @@ import numpy as np
 from fedgrad.core.types import State
 from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.federation.protocol.values import NodeValue
+from fedgrad.training import models
 from fedgrad.training.config import differences, leaves, name_of
 from fedgrad.training.files import RunFolderError, write_whole
 from fedgrad.training.history import History
@@ -57,19 +58,17 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         arrays[f"history/{i}/rounds"] = checkpoint.history.rounds(name)
         arrays[f"history/{i}/values"] = checkpoint.history[name]
         description["history"].append({"name": name})
+    description["model"] = models.kept(checkpoint.state, arrays, _encode)
     write_whole(folder / NAME, _pack(arrays, description), folder / PREVIOUS)
 
 
 def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | None:
     """The checkpoint in a folder, if there is one. It must be of a run of this config, whose first
     state (`template`) gives the structure."""
-    path = folder / NAME
-    if not path.exists():
-        # A crash between two renames, or somebody who removed a damaged one.
-        path = folder / PREVIOUS
-    if not path.exists():
+    path = newest(folder)
+    if path is None:
         return None
-    arrays, description = _read(path)
+    arrays, description = read(path)
     different = differences(description["config"], config)
     if different:
         raise RunFolderError.here(
@@ -87,18 +86,29 @@ def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | No
         )
     first, structure = jax.tree.flatten(template)
     state = [
-        _decode(arrays[f"state/{i}"], kind, first[i]) for i, kind in enumerate(description["state"])
+        decode(arrays[f"state/{i}"], kind, first[i]) for i, kind in enumerate(description["state"])
     ]
+    return Checkpoint(
+        description["round"],
+        jax.tree.unflatten(structure, state),
+        history(arrays, description),
+        description["config"],
+    )
+
+
+def newest(folder: Path) -> Path | None:
+    """The file to go on from, if there is one."""
+    # A crash between two renames, or somebody who removed a damaged one, leaves the one before.
+    return next((path for path in (folder / NAME, folder / PREVIOUS) if path.exists()), None)
+
+
+def history(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> History:
+    """The history in a checkpoint that was read."""
     columns = {
         column["name"]: (arrays[f"history/{i}/rounds"], arrays[f"history/{i}/values"])
         for i, column in enumerate(description["history"])
     }
-    return Checkpoint(
-        description["round"],
-        jax.tree.unflatten(structure, state),
-        History(columns),
-        description["config"],
-    )
+    return History(columns)
 
 
 def _left(state: State, names: set[str], at: tuple[Any, ...] = ()) -> State:
@@ -129,7 +139,8 @@ def _pack(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> bytes:
     return bytes(content) + hashlib.sha256(content).hexdigest().encode()
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays of a checkpoint, and what they are."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -154,7 +165,7 @@ def _advice(path: Path) -> str:
     older = path.with_name(PREVIOUS)
     if path.name == NAME and older.exists():
         try:
-            round = _read(older)[1]["round"]
+            round = read(older)[1]["round"]
         except RunFolderError:
             return f"So is {older.name}. Give resume=False to start again."
         return f"Delete it to go on from the one before it, {older.name}, of round {round}."
@@ -179,7 +190,8 @@ def _encode(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
     return array, kind
 
 
-def _decode(array: np.ndarray, kind: dict[str, Any], first: Any) -> Any:
+def decode(array: np.ndarray, kind: dict[str, Any], first: Any = None) -> Any:
+    """What `_encode` was given; of what is on nodes, `first` says where they are."""
     if kind["of"] == "nodes":
         return on_nodes.restored(first, json.loads(array.tobytes()))
     dtype = np.dtype(kind["dtype"])

@@ -25,12 +25,28 @@ FREE = ("rounds", "planned", "versions")
 LOOKED_AT = 10_000  # rounds, of a schedule
 
 
+def brief(course: Course, rounds: int) -> dict[str, Any]:
+    """What one wants to know about a run, in a few words."""
+    algorithm = course.algorithm
+    return {
+        "algorithm": {**algorithm.settings, "name": algorithm.name},
+        "hyper": {
+            name: plain(np.asarray(v)) for name, v in names_of.paths(algorithm.hyper).items()
+        },
+        "cohort_size": course.cohort_size,
+        "clients": len(course.populations["cohort"]),
+        "rounds": rounds,
+    }
+
+
 def describe(course: Course, state: State, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The run as JSON. `state` is its first one."""
     algorithm, hyper, draw = course.algorithm, course.algorithm.hyper, course.draw(1)
     scheduled = {name: _values(s) for name, s in names_of.schedules(hyper).items()}
     return {
         "algorithm": {
+            **algorithm.settings,
+            "name": algorithm.name,
             "round": algorithm.round.name,
             "program": _program(course, state, draw),
             "schedules": {name: _digest([_content(v)]) for name, v in scheduled.items()},
@@ -55,12 +71,75 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if then.get("versions") != now.get("versions"):
         # Other versions write the same program in other words, and round in other places.
         free += ["algorithm.program", "algorithm.schedules"]
-    return [
-        f"{name}: {old.get(name, 'nothing')} in the checkpoint, {new.get(name, 'nothing')} now."
+    if "name" not in then.get("algorithm", {}):  # an older version wrote down less
+        more = set(now.get("algorithm", {})) - set(then.get("algorithm", {}))
+        free += [f"algorithm.{name}" for name in more]
+    found = [
+        name
         for name in [*old, *(n for n in new if n not in old)]
         if old.get(name) != new.get(name)
         and not any(name == f or name.startswith(f"{f}.") for f in free)
     ]
+    told = [name for name in found if not _digests(name)]
+    said = [
+        f"{_called(n)}: {_said(old.get(n))} in the checkpoint, {_said(new.get(n))} now."
+        for n in told
+    ]
+    # A digest differs for any reason: it says something where nothing else does.
+    return said + [f"{words}." for n in found if (words := _digests(n)) and not _known(n, found)]
+
+
+def _digests(name: str) -> str:
+    """What it means that this digest differs; nothing, if it is not one."""
+    parts = name.split(".")
+    if parts[0] == "populations" and parts[-1] == "data":
+        return f"{_whose(parts[1])} have other examples than those of the checkpoint"
+    if name.startswith("algorithm.schedules."):
+        return (
+            f"the schedule of {name.removeprefix('algorithm.schedules.')} is another one later on"
+        )
+    return {
+        "algorithm.program": "a round computes something else than in the checkpoint: another loss "
+        "or model, or another algorithm",
+        "first_state": "the run begins with other numbers (of `params`) than in the checkpoint",
+        "first_key": "key= is another one than in the checkpoint",
+    }.get(name, "")
+
+
+def _known(digest: str, found: list[str]) -> bool:
+    """Whether something else that was found is why this digest differs."""
+    why = {
+        "algorithm.program": ("algorithm.", "hyper.", "state.", "cohort_size", "populations."),
+        "first_state": ("algorithm.", "state."),
+    }.get(digest, (digest.removesuffix("data"),))
+    return any(name.startswith(why) for name in found if name != digest)
+
+
+def _called(name: str) -> str:
+    """`batch size of clients`, `cohort size`; what users name with dots stays as they write it."""
+    group, _, rest = name.partition(".")
+    if group == "state":
+        return rest
+    if group == "populations":
+        who, _, what = rest.partition(".")
+        return (
+            f"number of {what} of {_whose(who)}"
+            if what == "examples"
+            else f"number of {_whose(who)}"
+        )
+    if group == "algorithm":
+        side, _, what = rest.partition(".")
+        whose = {"client": "clients", "server": "the server"}.get(side)
+        return f"{what} of {whose}".replace("_", " ") if whose else rest.replace("_", " ")
+    return name if rest else name.replace("_", " ")
+
+
+def _whose(cohort: str) -> str:
+    return "clients" if cohort == "cohort" else f"clients of {cohort}"
+
+
+def _said(value: Any) -> str:
+    return "nothing" if value is None else str(value)
 
 
 def leaves(tree: Any) -> dict[str, str]:

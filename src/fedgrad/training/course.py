@@ -54,6 +54,12 @@ def draws(populations: Mapping[str, Population], sizes: Mapping[str, int], key: 
     return Draws(cohorts, keys)
 
 
+def usual_cohort(clients: int) -> int:
+    """A tenth of all clients, but not fewer than 10 (or all, if these are not so many) and not more
+    than 50: what papers take, and few enough to be quick."""
+    return min(clients, max(10, min(50, clients // 10)))
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StateWithClients:
@@ -79,7 +85,8 @@ class Course:
 
     algorithm: Algorithm
     populations: Mapping[str, Population]  # by the argument of a round that they are drawn for
-    clients: int  # in a round
+    cohort_size: int
+    clients: int  # in a round, in all cohorts
     draw: Draws
 
     def close(self) -> None:
@@ -87,8 +94,13 @@ class Course:
         self.draw.close()
 
     @staticmethod
-    def of(algorithm: Algorithm, clients: Population, cohort_size: int, key: Key) -> "Course":
-        """The course, or what is wrong with what is asked of it."""
+    def of(
+        algorithm: Algorithm,
+        clients: Population,
+        cohort_size: int | None = None,
+        key: Key | None = None,
+    ) -> "Course":
+        """The course, or what is wrong with what is asked of it. What is not said is the usual."""
         require_algorithm(algorithm)
         populations = {"cohort": clients} | {
             name: clients if other is None else other for name, other in algorithm.cohorts.items()
@@ -99,6 +111,8 @@ class Course:
                     f"Training takes a population, from which cohorts are sampled, got "
                     f"{type(population).__name__}. Write fg.population([client_0, client_1, ...])."
                 )
+        cohort_size = usual_cohort(len(clients)) if cohort_size is None else cohort_size
+        key = jax.random.key(0) if key is None else key
         require_whole("cohort_size", cohort_size, least=0)
         if not 1 <= cohort_size <= len(clients):
             raise ArgumentError.here(
@@ -109,7 +123,8 @@ class Course:
         sizes = {name: min(cohort_size, len(there)) for name, there in populations.items()}
         if algorithm.round.executor is None and clients.executor is not None:
             algorithm = algorithm.on(clients.executor)
-        return Course(algorithm, populations, sum(sizes.values()), draws(populations, sizes, key))
+        drawn = draws(populations, sizes, key)
+        return Course(algorithm, populations, cohort_size, sum(sizes.values()), drawn)
 
     def play(self, round: int, state: State, hyper: Hyper) -> tuple[Any, Any]:
         """The state after a round, and its metrics."""

@@ -13,29 +13,36 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import known_arguments
+from fedgrad.core.errors import FederatedError, known_arguments
 from fedgrad.core.types import Hyper, Key, Params, State
-from fedgrad.training.config import describe
+from fedgrad.show.numbers import plural
+from fedgrad.show.terminal import monospace
+from fedgrad.training.config import brief, describe
 from fedgrad.training.course import Course
+from fedgrad.training.curves import changes, curves
 from fedgrad.training.evaluation import Evaluate, Evaluations
 from fedgrad.training.first import require_evaluations, require_rounds
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.loop import Loop, Played
-from fedgrad.training.progress import display
+from fedgrad.training.progress import display, round_up
 from fedgrad.training.run_folder import Keeping, RunFolder, run_folder
 from fedgrad.training.stopping import Callback, check_callbacks, require_stops
 
+LINES = 10  # of a result that is printed
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Result:
-    """What training gave: the last state, and everything that happened on the way."""
+    """What training gave: the last state, and everything that happened on the way. It prints as a
+    few lines, and shows curves in a notebook."""
 
     state: State
     hyper: Hyper  # the hyperparameters of the last round: learned ones as they were used in it
     history: History
     rounds: int
     stopped: str | None  # why it ended before the last round, if it did
+    name: str = "training"  # what the algorithm is called
 
     @property
     def params(self) -> Params:
@@ -47,6 +54,26 @@ class Result:
         """The model that training would go on with."""
         return last_of(self.state)
 
+    def __repr__(self) -> str:
+        seconds = self.history["seconds"].sum() if "seconds" in self.history else 0
+        heading = f"{self.name}: {plural(self.rounds, 'round')} in {round_up(seconds)}"
+        ended = [f"  stopped: {self.stopped}"] if self.stopped else []
+        told = changes(self.history.columns(), LINES - 2 - len(ended))
+        return "\n".join([heading, *ended, *(f"  {line}" for line in told), f"  {self._model()}"])
+
+    def _repr_html_(self) -> str:
+        return f"<div>{monospace(repr(self))}{curves(self.history.columns())}</div>"
+
+    def _model(self) -> str:
+        try:
+            params = self.params
+        except FederatedError:  # of a run that was loaded, where it has classes of its own
+            return "model: fg.load(folder, like=params) knows what it is made of"
+        leaves = [leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
+        kinds = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves))
+        size = sum(leaf.size for leaf in leaves)
+        return f"model: {plural(size, 'number')} in {plural(len(leaves), 'array')} of {kinds}"
+
 
 @known_arguments()
 def fit(
@@ -55,8 +82,8 @@ def fit(
     *,
     params: Params,
     rounds: int,
-    cohort_size: int,
-    key: Key,
+    cohort_size: int | None = None,
+    key: Key | None = None,
     evaluate: Evaluate | Mapping[str, Evaluate] | None = None,
     callbacks: Sequence[Callback] = (),
     out: str | os.PathLike[str] | RunFolder | None = None,
@@ -64,6 +91,10 @@ def fit(
 ) -> Result:
     """Train a model: rounds of an algorithm on cohorts of clients.
 
+        result = fg.fit(fg.fed_auto(loss), clients, params=params, rounds=200)
+
+    `cohort_size`: how many clients take part in a round; by default a tenth of them, but at least
+    10 (or all, if there are fewer) and at most 50. `key`: `jax.random.key(0)`, if nothing is said.
     The clients of a round, and its key, depend on `key` and on the number of the round only, so
     runs of different algorithms with one key see the same clients in the same order. Where it
     runs and what it starts with belong to the algorithm: `algorithm.on(executor)`,
@@ -73,8 +104,11 @@ def fit(
     metrics by name, every 10 rounds; or several by name. All are asked after the last round too,
     and run where the algorithm does unless they were put elsewhere. `callbacks` are called with
     (round, state, metrics) after every round and stop training by returning True, or the reason;
-    those with a method `close` are closed at the end. See `fg.early_stop` and `fg.non_finite`.
-    `out` is a folder, or a `fg.run_folder`, from which an interrupted run goes on.
+    before the first one their `begin(history, about)`, if they have it, sees the rounds of a run
+    that is resumed, and their `close()` comes last. See `fg.early_stop` and `fg.non_finite`; for
+    others to look at it, `fg.TensorBoard`, `fg.WandB`, `fg.MLflow` and `fg.CSV`.
+    `out` is a folder, or a `fg.run_folder`, from which an interrupted run goes on; `fg.load` reads
+    it. `progress`: False is silent.
     """
     evaluations = Evaluations.of(evaluate)
     require_rounds(rounds, of_use=bool(evaluations.by_name) or out is not None)
@@ -88,7 +122,7 @@ def fit(
         if out is not None:
             folder = out if isinstance(out, RunFolder) else run_folder(out)
             settings = {
-                "cohort_size": cohort_size,
+                "cohort_size": course.cohort_size,
                 "rounds": rounds,
                 "planned": rounds,
                 "config": folder.config,
@@ -97,7 +131,9 @@ def fit(
         interrupts = stack.enter_context(Interrupts())
         found = kept.begin(first, rounds)
         stack.callback(kept.close)
+        about = brief(course, rounds)
         for callback in callbacks:
+            getattr(callback, "begin", lambda *_: None)(found.history, about)
             stack.callback(getattr(callback, "close", lambda: None))
         shown = display(progress, found.round, rounds, course.clients)
         stack.callback(shown.close)
@@ -115,12 +151,13 @@ def fit(
             interrupts,
         )
         loop.run()
+        kept.end(loop.stopped)
     known, learned = names_of.paths(algorithm.hyper), Metrics.of(loop.history).hyper
     used = {n: v[-1] for n, v in learned.items() if n in known}
     last = names_of.replace(
         algorithm.hyper, {n: v.item() if v.ndim == 0 else v for n, v in used.items()}
     )
-    return Result(loop.at.state, last, loop.history, loop.at.round, loop.stopped)
+    return Result(loop.at.state, last, loop.history, loop.at.round, loop.stopped, algorithm.name)
 
 
 def _is_stacked(trained: Any, given: Any) -> bool:

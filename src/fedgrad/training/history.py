@@ -5,7 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.core.errors import FederatedError
+from fedgrad.core.errors import FederatedError, needs
+from fedgrad.training.curves import curves
+
+SHOWN = 20  # metrics, at most
 
 
 class MetricError(FederatedError, KeyError):
@@ -39,7 +42,13 @@ class History(Mapping[str, np.ndarray]):
         return name in self._columns
 
     def __repr__(self) -> str:
-        return f"History({', '.join(f'{name}{list(v.shape)}' for name, v in self.items())})"
+        shown = [f"{name}{list(v.shape)}" for name, v in list(self.items())[:SHOWN]]
+        if len(self) > SHOWN:
+            shown.append(f"and {len(self) - SHOWN} more")
+        return f"History({', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        return curves(self.columns())
 
     def rounds(self, name: str) -> np.ndarray:
         """The rounds in which a metric was taken."""
@@ -50,10 +59,14 @@ class History(Mapping[str, np.ndarray]):
         start = f"{name}."
         return {n.removeprefix(start): v for n, v in self.items() if n.startswith(start)}
 
+    def columns(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Of each metric, the rounds in which it was taken, and its values."""
+        return {name: (column.rounds, column.values) for name, column in self._columns.items()}
+
     def until(self, round: int) -> "History":
         """The history as it was after that round."""
-        kept = {name: (c.rounds, c.values) for name, c in self._columns.items()}
-        return History({name: (r[r <= round], v[r <= round]) for name, (r, v) in kept.items()})
+        kept = self.columns().items()
+        return History({name: (r[r <= round], v[r <= round]) for name, (r, v) in kept})
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each round: its number, and the metrics that were taken in it."""
@@ -62,6 +75,16 @@ class History(Mapping[str, np.ndarray]):
             for round, value in zip(self.rounds(name).tolist(), values, strict=True):
                 found.setdefault(round, {"round": round})[name] = value
         return [found[round] for round in sorted(found)]
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame`: a row for each round, a column for each metric (`loss/0`, `loss/1`,
+        ... of trials side by side); what was not taken in a round is NaN."""
+        with needs("history.to_pandas()", "pandas"):
+            import pandas
+        rows = [numbers(row) for row in self.rows()]
+        names = ["round", *dict.fromkeys(n for row in rows for n in row if n != "round")]
+        frame = pandas.DataFrame(rows, columns=names).astype({"round": int})
+        return frame.set_index("round")
 
     def record(self, round: int, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of a round. Only `fg.fit` does this."""
@@ -77,6 +100,16 @@ class History(Mapping[str, np.ndarray]):
         if name not in self._columns:
             raise MetricError.here(f"There is no metric {name!r} in this history.", name, self)
         return self._columns[name]
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as numbers, each with a name; those of trials side by side are `loss/0`, ..."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        values = np.asarray(value)
+        for i, one in enumerate(values.ravel()):
+            found[f"{name}/{i}" if values.ndim else name] = float(one)
+    return found
 
 
 class _Column:

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one ends training, the second one does not end the saving of it."""
+"""Ctrl-C and SIGTERM: the first one ends training, the second one does not end the saving of it."""
 
 import signal
 import sys
@@ -8,31 +8,45 @@ from typing import Any, Self
 
 
 class Interrupts:
-    """While this is entered, a Ctrl-C that follows another one is answered, not obeyed; the third
-    is obeyed. It works in the main thread, the only one that a Ctrl-C reaches."""
+    """While this is entered, an interrupt that follows another one is answered, not obeyed; the
+    third is obeyed. It works in the main thread, the only one that a signal reaches.
+
+    SIGTERM, by which machines are taken away, ends the process as `sys.exit(143)` does, unless the
+    program has its own idea of it.
+    """
 
     def __init__(self) -> None:
         self.pressed = 0
-        self.before: Any = None
+        self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        found = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is threading.main_thread() and callable(found):
-            self.before = found
-            signal.signal(signal.SIGINT, self._pressed)
+        if threading.current_thread() is threading.main_thread():
+            handlers = {
+                number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+            }
+            if callable(handlers[signal.SIGINT]):
+                self._take(signal.SIGINT, handlers[signal.SIGINT])
+            if handlers[signal.SIGTERM] is signal.SIG_DFL:
+                self._take(signal.SIGTERM, signal.SIG_DFL)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
+        for number, before in self.before.items():
+            signal.signal(number, before)
 
     def survived(self) -> None:
         """Somebody caught the interrupt and training goes on: the next one is a first one."""
         self.pressed = 0
 
+    def _take(self, number: int, before: Any) -> None:
+        self.before[number] = before
+        signal.signal(number, self._pressed)
+
     def _pressed(self, number: int, frame: FrameType | None) -> None:
         self.pressed += 1
-        if self.pressed != 2:
-            self.before(number, frame)
-        else:
+        if self.pressed == 2:
             print("Saving what there is; Ctrl-C again to give it up.", file=sys.stderr, flush=True)
+        elif number == signal.SIGTERM:
+            sys.exit(128 + number)
+        else:
+            self.before[number](number, frame)

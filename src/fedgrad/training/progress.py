@@ -1,4 +1,5 @@
-"""What one sees while it trains: a live line in a terminal, a plain one now and then elsewhere."""
+"""What one sees while it trains: a line that changes in a terminal and in a notebook, a plain one
+now and then elsewhere."""
 
 import sys
 import time
@@ -6,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics
-from fedgrad.show.numbers import number
+from fedgrad.core.errors import ArgumentError
+from fedgrad.core.notebook import Changing
+from fedgrad.training.curves import span
 
 SHOWN = 4  # hyperparameters, at most
 
@@ -18,6 +20,7 @@ class Line(NamedTuple):
     """Where the line of a display is drawn, and how often."""
 
     draw: Callable[[int, str, str], None]  # a round, its values, the pace
+    say: Callable[[str], None]  # a line that stays
     seconds: float  # between two times
     close: Callable[[], None] = lambda: None
 
@@ -33,6 +36,9 @@ class Display:
         self.first = self.start = self.round = first
         self.began = self.drawn = time.perf_counter()
         self.last: tuple[int, Metrics] | None = None
+        if line is not None and first:
+            left = f"resumed at round {first + 1:,} of {rounds:,}"
+            line.say(left if first < rounds else f"all {rounds:,} rounds are done already")
 
     def show(self, round: int, metrics: Metrics) -> None:
         """A round is over: remember it, and draw it if it is time to."""
@@ -80,9 +86,14 @@ def display(progress: Any, first: int, rounds: int, clients: int) -> Display:
         return Display()
     from rich.console import Console  # loaded when it is needed: it takes a while
 
+    if progress is not True and not isinstance(progress, Console):
+        raise ArgumentError.here(f"progress={progress!r}: give True, False or a rich Console.")
     console = progress if isinstance(progress, Console) else Console(stderr=True)
-    live = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
-    line = _live(console, first, rounds) if live else _plain(rounds)
+    live = console.is_terminal and not console.is_dumb_terminal
+    if console.is_jupyter:
+        line = _notebook(first, rounds)
+    else:
+        line = _live(console, first, rounds) if live else _plain(rounds)
     return Display(line, first, clients, rounds)
 
 
@@ -106,17 +117,26 @@ def _live(console: Any, first: int, rounds: int) -> Line:
     def draw(round: int, values: str, pace: str) -> None:
         bar.update(task, completed=round, values=values, pace=pace)
 
-    return Line(draw, 0.1, bar.stop)
+    return Line(draw, bar.console.print, 0.1, bar.stop)
+
+
+def _notebook(first: int, rounds: int) -> Line:
+    """A line of the cell's output that changes."""
+    line = Changing(_words(rounds, first, "compiling", ""))
+    return Line(lambda *now: line.write(_words(rounds, *now)), print, 0.2)
 
 
 def _plain(rounds: int) -> Line:
     """A line of text every half minute, and one at the end."""
 
-    def draw(round: int, values: str, pace: str) -> None:
-        parts = filter(None, (f"round {round:,}/{rounds:,}", values, pace))
-        print(" · ".join(parts), file=sys.stderr, flush=True)
+    def say(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
 
-    return Line(draw, 30.0)
+    return Line(lambda *now: say(_words(rounds, *now)), say, 30.0)
+
+
+def _words(rounds: int, round: int, values: str, pace: str) -> str:
+    return " · ".join(filter(None, (f"round {round:,}/{rounds:,}", values, pace)))
 
 
 def round_up(seconds: float) -> str:
@@ -130,15 +150,7 @@ def values(metrics: Metrics) -> str:
     """The loss and the hyperparameters; of trials side by side, from the least to the most."""
     numbers = ({} if metrics.loss is None else {"loss": metrics.loss}) | dict(metrics.hyper)
     most = SHOWN + ("loss" in numbers)
-    shown = [f"{name} {_range(value)}" for name, value in list(numbers.items())[:most]]
+    shown = [f"{name} {span(value)}" for name, value in list(numbers.items())[:most]]
     if len(numbers) > most:
         shown.append(f"and {len(numbers) - most} more")
     return " · ".join(shown)
-
-
-def _range(value: Any) -> str:
-    values = np.asarray(value, float).ravel()
-    finite = values[np.isfinite(values)]
-    if values.size == 1 or not finite.size:
-        return number(values[0])
-    return f"{number(finite.min())} to {number(finite.max())}"

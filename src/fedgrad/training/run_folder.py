@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -71,6 +72,7 @@ class Keeping:
         if self.folder is None:
             return at
         path = make_folder(self.folder.path)
+        _require_ours(path)
         found = checkpoint.load(path, state, self.config) if self.folder.resume else None
         if found is not None:
             self.saved, at = found.round, found
@@ -81,8 +83,7 @@ class Keeping:
                 "Ask for more, or choose another folder, or give resume=False to fg.run_folder."
             )
         if self.writes:
-            text = json.dumps(self.config, indent=1) + "\n"
-            write_whole(path / "config.json", text.encode())
+            _write_config(path, self.config)
             self.log = Log(path / "history.jsonl", at.history)
             self.save(at.round, at.state, at.history)
         return at
@@ -119,12 +120,41 @@ class Keeping:
             if str(second) != str(error):
                 error.add_note(str(second))
         else:
-            error.add_note(
+            words = (
                 f"Round {round} is saved in {self.folder.path}: run it again to go on from there."
             )
+            error.add_note(words)
+            if isinstance(error, SystemExit):  # which nobody shows
+                print(words, file=sys.stderr, flush=True)
+
+    def end(self, stopped: str | None) -> None:
+        """Training has ended; write down why, if it was before the last round."""
+        if self.folder is not None and self.writes and stopped is not None:
+            _write_config(Path(self.folder.path), {**self.config, "stopped": stopped})
 
     def close(self) -> None:
         """Close the log; what is saved stays on nodes."""
         on_nodes.left(self.states)
         if self.log is not None:
             self.log.close()
+
+
+def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    write_whole(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+
+
+def _require_ours(folder: Path) -> None:
+    """Refuse to write over what is somebody else's."""
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        ours = "fedgrad" in found["versions"]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        raise RunFolderError.here(
+            f"{path} was not written by fedgrad, and would be lost. Choose another folder, such as "
+            f"out={str(folder / 'run')!r}."
+        )

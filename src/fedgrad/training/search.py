@@ -19,6 +19,7 @@ from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.types import Hyper, Key, Params
+from fedgrad.show.numbers import number, plural
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
 from fedgrad.training.first import require_algorithm, require_evaluations, require_model
@@ -30,7 +31,7 @@ from fedgrad.training.search_folder import SearchFolder, Standing
 from fedgrad.training.space import Draws, combined, drawn, with_trial
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Search:
     """What a search has tried, and what it found."""
 
@@ -46,6 +47,15 @@ class Search:
     def score(self) -> float:
         """The score of the best trial."""
         return float(self.scores[self.best])
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{n} {number(float(v[self.best]))}" for n, v in self.tried.items())
+        finite = int(np.isfinite(self.scores).sum())
+        return (
+            f"Search of {len(self.scores)} trials, {finite} of which ended well\n"
+            f"  best: trial {self.best} with {values}\n"
+            f"  score: {number(self.score)} after {plural(int(self.rounds[self.best]), 'round')}"
+        )
 
 
 @known_fields

@@ -1,38 +1,39 @@
 """TensorBoard, as a callback. The only file that knows of it."""
 
 import os
+import time
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from fedgrad.algorithms.metrics import Metrics
 from fedgrad.core.errors import known_fields, needs
-from fedgrad.core.types import State
+from fedgrad.training.logger import FLUSH_SECONDS, Logger
 
 
 @known_fields
-class TensorBoard:
+class TensorBoard(Logger):
     """A callback that writes the metrics of every round for TensorBoard:
     `fg.fit(..., callbacks=[fg.TensorBoard("runs/1")])`. Needs the extra `fedgrad[tensorboard]`."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__()
         with needs("fg.TensorBoard", "tensorboard"):
             from tensorboardX import SummaryWriter
         self.folder, self.make = os.fspath(folder), SummaryWriter
-        self.writer: Any = None
 
-    def __call__(self, round: int, state: State, metrics: Metrics) -> None:
-        """A round is over."""
-        if self.writer is None:
-            # What a killed run wrote of later rounds is hidden: they come again.
-            self.writer = self.make(self.folder, purge_step=round)
-        for name, value in metrics.named().items():
-            curve, values = name.replace(".", "/"), np.asarray(value)
-            for i, one in enumerate(values.ravel()):  # one curve for each trial
-                self.writer.add_scalar(f"{curve}/{i}" if values.ndim else curve, float(one), round)
+    def open(self, about: Mapping[str, Any]) -> None:
+        """A run begins."""
+        # Whatever was written here before is hidden: all rounds come, those before a resume again.
+        self.writer = self.make(self.folder, purge_step=0)
+        self.flushed = time.monotonic()
 
-    def close(self) -> None:
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        """A round, one curve for each number; those of a killed process are a second old."""
+        for name, value in values.items():
+            self.writer.add_scalar(name.replace(".", "/"), value, round)
+        if time.monotonic() - self.flushed > FLUSH_SECONDS:
+            self.writer.flush()
+            self.flushed = time.monotonic()
+
+    def end(self) -> None:
         """Training is over."""
-        if self.writer is not None:
-            self.writer.close()
-            self.writer = None
+        self.writer.close()

@@ -1,0 +1,63 @@
+"""How training went, for people: a line of text for each metric, and curves in a notebook."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedgrad.show.charts import Chart, Curve, Figure
+from fedgrad.show.numbers import number
+from fedgrad.show.terminal import columns as width
+
+# (the rounds in which it was taken, its values) of each metric by name
+Columns = Mapping[str, tuple[np.ndarray, np.ndarray]]
+CHARTS, TRIALS = 6, 5  # at most: charts, and curves in one of them
+
+
+def changes(columns: Columns, most: int) -> list[str]:
+    """A line for each metric, so many at most: what it was at first, and what it is now."""
+    names = _ordered(columns)
+    shown = names if len(names) <= most else names[: most - 1]
+    room = max(map(width, shown), default=0)
+    lines = [f"{name:<{room}}  {_change(columns[name][1])}" for name in shown]
+    return lines + [f"and {len(names) - len(shown)} more"] * (len(shown) < len(names))
+
+
+def curves(columns: Columns) -> str:
+    """The same as curves over rounds, as HTML: as many charts in a row as fit."""
+    charts = [Figure([[_chart(n, *columns[n])]]).svg() for n in _ordered(columns)[:CHARTS]]
+    fitting = [svg.replace("<svg", '<svg style="max-width:100%;height:auto"', 1) for svg in charts]
+    return f'<div style="display:flex;flex-wrap:wrap">{"".join(fitting)}</div>' if charts else ""
+
+
+def span(value: object) -> str:
+    """A number; of trials side by side, from the least to the most."""
+    values = np.asarray(value, float).ravel()
+    finite = values[np.isfinite(values)]
+    if values.size == 1 or not finite.size:
+        return number(values[0])
+    return f"{number(finite.min())} to {number(finite.max())}"
+
+
+def _ordered(columns: Columns) -> list[str]:
+    """What one wants to know first; not what only explains it."""
+    first = ("loss", "eval.", "hyper.")
+    groups = [[n for n in columns if n == g or (g[-1] == "." and n.startswith(g))] for g in first]
+    known = [name for group in groups for name in group]
+    behind = ("seconds", "gradient_loss", "hypergradient.", "race.")
+    rest = [n for n in columns if n not in known and not n.startswith(behind)]
+    quiet = [n for n in rest if n == "rejected" and not np.any(columns[n][1])]
+    return [name for name in known + rest if columns[name][1].size and name not in quiet]
+
+
+def _change(values: np.ndarray) -> str:
+    start, end = span(values[0]), span(values[-1])
+    return end if len(values) == 1 else f"{start} → {end}"
+
+
+def _chart(name: str, rounds: np.ndarray, values: np.ndarray) -> Chart:
+    trials = np.asarray(values, float).reshape(len(rounds), -1).T
+    if len(trials) == 1:
+        return Chart(name, [Curve("", rounds, trials[0])], "round")
+    lines = [Curve(f"trial {i}", rounds, trial, f"p{i}") for i, trial in enumerate(trials[:TRIALS])]
+    note = f"the first {TRIALS} of {len(trials)} trials" if len(trials) > TRIALS else ""
+    return Chart(name, lines, "round", note=note)

@@ -1,0 +1,93 @@
+"""A run that is in its folder, without the algorithm and the clients: `fg.load`."""
+
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgrad.algorithms.metrics import Metrics
+from fedgrad.core.types import Hyper, Params
+from fedgrad.training import checkpoint, models
+from fedgrad.training.files import RunFolderError
+from fedgrad.training.fit import Result
+from fedgrad.training.history import History
+
+
+@dataclass(frozen=True, repr=False)
+class LoadedState:
+    """Of a state that was loaded, the model, and all arrays by name."""
+
+    arrays: Mapping[str, Any]
+    model: Callable[[], Params]
+
+    @property
+    def params(self) -> Params:
+        """The model."""
+        return self.model()
+
+    @property
+    def last(self) -> Params:
+        """The model that training goes on with, which only the algorithm knows."""
+        raise RunFolderError.here(
+            "A run that was loaded has its model, as params; what training goes on with is known "
+            "to the algorithm. Call fg.fit as it was called then, with the same out=."
+        )
+
+
+def load(folder: str | os.PathLike[str], like: Params | None = None) -> Result:
+    """The run in a folder that was given as `fg.fit(..., out=)`, as of its last checkpoint: its
+    `params`, `hyper`, `history` and `rounds`, also while it goes on. It needs neither the algorithm
+    nor the clients.
+
+    A model of dicts, lists and tuples is there as it was. One of other classes, such as an Equinox
+    module, needs one `like` it, with whatever numbers.
+    """
+    path = checkpoint.newest(Path(folder))
+    if path is None:
+        raise RunFolderError.here(
+            f"{folder} has no run: there is no {checkpoint.NAME} in it. Name the folder that was "
+            "given as fg.fit(..., out=)."
+        )
+    arrays, description = checkpoint.read(path)
+    kept = description.get("model")
+    model = functools.partial(models.read, arrays, kept, like, checkpoint.decode)
+    state = LoadedState(_named(arrays, description), model)
+    history, config = checkpoint.history(arrays, description), description["config"]
+    if like is not None:
+        model()  # what does not fit is said now
+    name = config["algorithm"].get("name", config["algorithm"]["round"])
+    hyper = _hyper(config["hyper"], history)
+    return Result(state, hyper, history, description["round"], _stopped(Path(folder)), name)
+
+
+def _named(arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        kind["name"]: checkpoint.decode(arrays[f"state/{i}"], kind)
+        for i, kind in enumerate(description["state"])
+        if kind["of"] != "nodes"
+    }
+
+
+def _hyper(first: Mapping[str, Any], history: History) -> Hyper:
+    """Those that it began with, and what was learned since, nested as they were."""
+    learned = {n: v[-1].item() for n, v in Metrics.of(history).hyper.items() if v.ndim == 1}
+    nested: dict[str, Any] = {}
+    for name, value in {**first, **{n: v for n, v in learned.items() if n in first}}.items():
+        *groups, last = name.split(".")
+        inner = nested
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = value
+    return nested
+
+
+def _stopped(folder: Path) -> str | None:
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("stopped")
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,53 @@
+"""MLflow, as a callback. The only file that knows of it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fedgrad.algorithms.hyper import paths
+from fedgrad.core.errors import known_fields, needs
+from fedgrad.training.logger import Logger
+
+
+@known_fields
+class MLflow(Logger):
+    """A callback that logs to MLflow: `fg.fit(..., callbacks=[fg.MLflow("digits")])`, where the
+    name is that of an experiment. Further arguments are those of `mlflow.start_run`.
+
+    A run that is active is used, and left open. One that `fg.fit` resumes is a new one there, with
+    all of its rounds; or the same one, if it is named by its `run_id`. Needs the extra
+    `fedgrad[mlflow]`.
+    """
+
+    def __init__(self, experiment: str | None = None, **start: Any) -> None:
+        super().__init__()
+        with needs("fg.MLflow", "mlflow"):
+            import mlflow
+        self.mlflow, self.experiment, self.start = mlflow, experiment, start
+
+    def open(self, about: Mapping[str, Any]) -> None:
+        """A run begins: what it is goes into its parameters."""
+        active = self.mlflow.active_run()
+        if active is None and self.experiment is not None:
+            self.mlflow.set_experiment(self.experiment)
+        run = active or self.mlflow.start_run(**self.start)
+        self.run_id, self.own = run.info.run_id, active is None
+        there = self.mlflow.MlflowClient().get_metric_history(self.run_id, "seconds")
+        self.first = max((metric.step + 1 for metric in there), default=0)
+        known = self.mlflow.get_run(self.run_id).data.params  # which cannot be changed
+        words = {_allowed(name): value for name, value in paths(dict(about)).items()}
+        self.mlflow.log_params({name: v for name, v in words.items() if name not in known})
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        """A round is a step."""
+        found = {_allowed(name): value for name, value in values.items()}
+        self.mlflow.log_metrics(found, step=round, run_id=self.run_id)
+
+    def end(self) -> None:
+        """Training is over."""
+        if self.own:
+            self.mlflow.end_run()
+
+
+def _allowed(name: str) -> str:
+    return re.sub(r"[^\w\-. :/]", "_", name)
