@@ -60,9 +60,11 @@ from fedgrad.plan.plan import Plan, Traffic, plan
 from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
 from fedgrad.show.phases import Phases
-from fedgrad.training.evaluation import Evaluation, Ratio
+from fedgrad.training.best import Best, keep_best
+from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.history import History
+from fedgrad.training.means import Ratio
 from fedgrad.training.run_folder import RunFolder, run_folder
 from fedgrad.training.search import Search, Trials, log_uniform, random_search, uniform
 from fedgrad.training.stopping import Stop, early_stop, non_finite
@@ -73,6 +75,7 @@ __all__ = [
     "Algorithm",
     "ArgumentError",
     "Audit",
+    "Best",
     "Cohort",
     "CohortError",
     "CostModel",
@@ -138,6 +141,7 @@ __all__ = [
     "hyper",
     "jacobian",
     "jvp",
+    "keep_best",
     "linear",
     "local_training",
     "log",

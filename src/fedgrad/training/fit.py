@@ -15,6 +15,7 @@ from fedgrad.algorithms.metrics import Metrics
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import require_whole
 from fedgrad.core.types import Hyper, Key, Params, State
+from fedgrad.training.best import Best
 from fedgrad.training.config import describe
 from fedgrad.training.course import Course
 from fedgrad.training.evaluation import Evaluate, Evaluations
@@ -35,6 +36,7 @@ class Result:
     history: History
     rounds: int
     stopped: str | None  # why it ended before the last round, if it did
+    best: Best | None = None  # the best model, with callbacks=[fg.keep_best(...)]
 
     @property
     def params(self) -> Params:
@@ -68,11 +70,12 @@ def fit(
     `algorithm.starting(hyper)`.
 
     `evaluate`: a `fg.Evaluation`, which says how often; or a function of the model that gives
-    metrics by name, every 10 rounds; or several by name. All are asked after the last round too,
-    and run where the algorithm does unless they were put elsewhere. `callbacks` are called with
-    (round, state, metrics) after every round and stop training by returning True, or the reason;
-    those with a method `close` are closed at the end. See `fg.early_stop` and `fg.non_finite`.
-    `out` is a folder, or a `fg.run_folder`, from which an interrupted run goes on.
+    metrics by name, every 10 rounds; or several by name. All are asked before the first round (as
+    round 0) and after the last one, and run where the algorithm does unless they were put
+    elsewhere. `callbacks` are called with (round, state, metrics) after every round and stop
+    training by returning True, or the reason; those with a method `close` are closed at the end.
+    See `fg.early_stop`, `fg.non_finite` and `fg.keep_best`. `out` is a folder, or a
+    `fg.run_folder`, from which an interrupted run goes on.
     """
     require_whole("rounds", rounds, least=0)
     evaluations = Evaluations.of(evaluate)
@@ -109,6 +112,7 @@ def fit(
             kept,
             shown,
             interrupts,
+            found.best,
         )
         loop.run()
     known, learned = names_of.paths(algorithm.hyper), Metrics.of(loop.history).hyper
@@ -116,7 +120,7 @@ def fit(
     last = names_of.replace(
         algorithm.hyper, {n: v.item() if v.ndim == 0 else v for n, v in used.items()}
     )
-    return Result(loop.at.state, last, loop.history, loop.at.round, loop.stopped)
+    return Result(loop.at.state, last, loop.history, loop.at.round, loop.stopped, loop.best)
 
 
 def _is_stacked(trained: Any, given: Any) -> bool:

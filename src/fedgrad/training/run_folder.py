@@ -14,6 +14,7 @@ from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
 from fedgrad.core.types import State
 from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.training import checkpoint
+from fedgrad.training.best import Best
 from fedgrad.training.checkpoint import Checkpoint
 from fedgrad.training.files import RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History
@@ -83,7 +84,7 @@ class Keeping:
             text = json.dumps(self.config, indent=1) + "\n"
             write_whole(path / "config.json", text.encode())
             self.log = Log(path / "history.jsonl", at.history)
-            self.save(at.round, at.state, at.history)
+            self.save(at.round, at.state, at.history, at.best)
         return at
 
     def write(self, round: int, metrics: Mapping[str, Any]) -> None:
@@ -91,29 +92,38 @@ class Keeping:
         if self.log is not None:
             self.log.write(round, metrics)
 
-    def save_if_due(self, round: int, state: State, history: History) -> None:
+    def save_if_due(
+        self, round: int, state: State, history: History, best: Best | None = None
+    ) -> None:
         """Save every so many rounds, or every now and then."""
         every = None if self.folder is None else self.folder.every
         if time.monotonic() >= self.due if every is None else round % every == 0:
-            self.save(round, state, history)
+            self.save(round, state, history, best)
 
-    def save(self, round: int, state: State, history: History) -> None:
+    def save(self, round: int, state: State, history: History, best: Best | None = None) -> None:
         """Save the last round that is complete."""
         if self.folder is None or not self.writes or self.saved == round:
             return
         start = time.monotonic()
-        now = Checkpoint(round, state, history.until(round), self.config)
+        now = Checkpoint(round, state, history.until(round), self.config, best)
         checkpoint.save(Path(self.folder.path), now)
         self.saved, end = round, time.monotonic()
         self.states = (state, *self.states[:1])  # so nodes keep what both checkpoints need
         self.due = end + max(CHECKPOINT_SECONDS, SHARE * (end - start))
 
-    def rescue(self, round: int, state: State, history: History, error: BaseException) -> None:
+    def rescue(
+        self,
+        round: int,
+        state: State,
+        history: History,
+        error: BaseException,
+        best: Best | None = None,
+    ) -> None:
         """Save what there is after an error, which stays the one that is raised."""
         if self.folder is None:
             return
         try:
-            self.save(round, state, history)
+            self.save(round, state, history, best)
         except Exception as second:
             if str(second) != str(error):
                 error.add_note(str(second))
