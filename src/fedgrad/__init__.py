@@ -57,6 +57,7 @@ from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.program import Program, broadcast, client_key, mean, program, sum
 from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
+from fedgrad.report.runs import compare, report
 from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
 from fedgrad.show.phases import Phases
@@ -115,6 +116,7 @@ __all__ = [
     "check_grads",
     "client_key",
     "cohort",
+    "compare",
     "early_stop",
     "executors",
     "explain",
@@ -156,6 +158,7 @@ __all__ = [
     "program",
     "race",
     "random_search",
+    "report",
     "run_folder",
     "scaffold",
     "self_tuning",
@@ -172,4 +175,6 @@ __all__ = [
 __version__ = "0.1.0"
 
 # `fedgrad.plan` is a function and a package: `import fedgrad.plan.cut` finds the modules, too.
-vars(plan).update({k: v for k, v in vars(_sys.modules["fedgrad.plan"]).items() if k[0] != "_"})
+for _both in (plan, report):
+    _package = _sys.modules[f"fedgrad.{_both.__name__}"]
+    vars(_both).update({k: v for k, v in vars(_package).items() if k[0] != "_"})

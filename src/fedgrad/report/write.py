@@ -1,4 +1,4 @@
-"""From a folder to its `report.html`."""
+"""The reports of experiments, and of whatever a folder holds."""
 
 from pathlib import Path
 
@@ -7,20 +7,21 @@ from fedgrad.experiments.registry import experiment
 from fedgrad.experiments.results import load
 from fedgrad.report import run
 from fedgrad.report.experiment import experiment_page
-from fedgrad.report.page import ReportError
+from fedgrad.report.runs import NAME, report
 from fedgrad.report.tuning import run_page
 from fedgrad.training.files import write_whole
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, open: bool = False) -> Path:
     """Write the report of a run folder or of an experiment, and say where it is."""
-    if not folder.is_dir():
-        raise ReportError.here(f"There is no folder {folder}.")
-    if (folder / "results.json").exists():
-        results = load(folder)
-        found = experiment(results.experiment, results.facts.get("task"))
-        return write_experiment_report(folder, found, show(found, results, folder))
-    return write_run_report(folder)[0]
+    return report(folder, open=open)
+
+
+def experiment_report(folder: Path) -> str:
+    """The page of an experiment that was run into this folder."""
+    results = load(folder)
+    found = experiment(results.experiment, results.facts.get("task"))
+    return experiment_page(found, show(found, results, folder))
 
 
 def write_run_report(folder: Path) -> tuple[Path, run.Run]:
@@ -35,6 +36,6 @@ def write_experiment_report(folder: Path, experiment: Experiment, shown: Reprodu
 
 
 def _written(folder: Path, page: str) -> Path:
-    path = folder / "report.html"
+    path = folder / NAME
     write_whole(path, page.encode())
     return path

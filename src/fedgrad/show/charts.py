@@ -6,6 +6,7 @@ readable on a phone. A `Chart` in a report is HTML (report/charts.py); a `Figure
 any viewer shows, for a page or a notebook.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,16 +24,20 @@ from fedgrad.show.pen import document, text_width, words
 __all__ = ["Axis", "Chart", "Curve", "Figure", "alike", "axis"]
 
 Numbers = Sequence[float] | np.ndarray
-Look = Literal["line", "dashed", "dots", "thin", "broad", "faint"]
+Look = Literal["line", "dashed", "dots", "bars", "thin", "broad", "faint"]
 LOOKS: dict[Look, dict[str, Any]] = {
     "line": {"stroke_width": 2},
     "dashed": {"stroke_width": 2, "stroke_dasharray": "5 4", "stroke_linecap": "butt"},
     "dots": {"stroke_width": 7, "opacity": 0.6},
+    "bars": {"stroke_width": 0},
     # In the background: these are not told under the pointer.
     "thin": {"stroke_width": 1.2, "opacity": 0.8},
     "broad": {"stroke_width": 10, "opacity": 0.3},
     "faint": {"stroke_width": 1, "opacity": 0.28},
 }
+ENDS = {"stroke_linecap": "round", "stroke_linejoin": "round", "fill": "none"}
+MARK = {**ENDS, "stroke_width": 6}
+BARS = 0.5  # so that what is behind is seen, too
 FAR = 8.0  # curves that leave what the first one spans by this factor are cut
 GAP, LABELS, HEADING, BELOW = 22, 50, 26, 24  # pixels between plots, and around each
 
@@ -40,7 +45,8 @@ GAP, LABELS, HEADING, BELOW = 22, 50, 26, 24  # pixels between plots, and around
 @dataclass(frozen=True)
 class Curve:
     """Values over x; what is not finite is left out. `band`: the low and the high end of a range
-    around them. `colour`: p0 to p4, or line."""
+    around them. `colour`: p0 to p4, or line. `marks`: a dot at each of the values. Bars stand side
+    by side, from 0 to the value."""
 
     name: str
     x: Numbers
@@ -48,11 +54,12 @@ class Curve:
     colour: str = "p0"
     look: Look = "line"
     band: tuple[Numbers, Numbers] | None = None
+    marks: bool = False
 
     @property
     def told(self) -> bool:
         """Whether its values are shown under the pointer, and decide how high the chart is."""
-        return self.look in ("line", "dashed", "dots")
+        return self.look in ("line", "dashed", "dots", "bars")
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class Drawn:
             *(element("path", class_="grid stroke-round", d=d) for d in lines),
             *(self._band(curve, wide, high) for curve in reversed(self.curves) if curve.band),
             *(self._path(curve, wide, high) for curve in reversed(self.curves)),
+            *(self._marks(curve, wide, high) for curve in reversed(self.curves) if curve.marks),
         ]
 
     def _band(self, curve: Curve, wide: float, high: float) -> Html:
@@ -124,7 +132,26 @@ class Drawn:
             "path", class_=f"fill-{curve.colour}", opacity=0.18, d=f"M{'L'.join(points)}Z"
         )
 
+    def _marks(self, curve: Curve, wide: float, high: float) -> Html:
+        there = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(y)]
+        d = "".join(f"M{self._place(x, y, wide, high)}h0" for x, y in there)
+        return element("path", class_=f"curve stroke-{curve.colour}", **MARK, d=d)
+
+    def _bars(self, curve: Curve, wide: float, high: float) -> Html:
+        x = [float(v) for v in curve.x]
+        half = (x[1] - x[0] if len(x) > 1 else self.across.high - self.across.low) / 2
+        place = functools.partial(self._place, wide=wide, high=high)
+        d = "".join(
+            f"M{place(v - half, 0.0)}L{place(v - half, y)}L{place(v + half, y)}"
+            f"L{place(v + half, 0.0)}Z"
+            for v, y in zip(x, curve.y, strict=True)
+            if y
+        )
+        return element("path", class_=f"fill-{curve.colour}", opacity=BARS, d=d)
+
     def _path(self, curve: Curve, wide: float, high: float) -> Html:
+        if curve.look == "bars":
+            return self._bars(curve, wide, high)
         steps, pen_down = [], False
         for x, y in zip(curve.x, curve.y, strict=True):
             if not math.isfinite(y):
@@ -160,8 +187,9 @@ def named(curves: Iterable[Curve]) -> list[Curve]:
 
 def stroke(curve: Curve, d: str) -> Html:
     """A line that looks like this curve."""
-    ends = {"stroke_linecap": "round", "stroke_linejoin": "round", "fill": "none"}
-    look = ends | LOOKS[curve.look]
+    if curve.look == "bars":
+        return element("path", class_=f"fill-{curve.colour}", opacity=BARS, d=d)
+    look = ENDS | LOOKS[curve.look]
     return element("path", class_=f"curve stroke-{curve.colour}", **look, d=d)
 
 
@@ -252,6 +280,8 @@ def _legend(curves: Sequence[Curve], whole: float) -> tuple[Html, float]:
 
 def key(curve: Curve, x: float = 1, y: float = 5) -> str:
     """The stroke that stands for a curve in a legend."""
+    if curve.look == "bars":
+        return f"M{x + 4} {y - 5}h16v10h-16Z"
     return f"M{x + 12} {y}h0" if curve.look == "dots" else f"M{x} {y}h24"
 
 

@@ -113,6 +113,7 @@ def fit(
             shown,
             interrupts,
             found.best,
+            kept.shown(rounds, params, found.history),
         )
         loop.run()
     known, learned = names_of.paths(algorithm.hyper), Metrics.of(loop.history).hyper
@@ -120,7 +121,7 @@ def fit(
     last = names_of.replace(
         algorithm.hyper, {n: v.item() if v.ndim == 0 else v for n, v in used.items()}
     )
-    return Result(loop.at.state, last, loop.history, loop.at.round, loop.stopped, loop.best)
+    return Result(loop.at.state, last, loop.history, loop.at.round, loop.stopped, best=loop.best)
 
 
 def _is_stacked(trained: Any, given: Any) -> bool:

@@ -23,6 +23,7 @@ from fedgrad.training.best import Best, after, keeping
 from fedgrad.training.evaluation import Evaluations
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
+from fedgrad.training.live import Live
 from fedgrad.training.progress import Display
 from fedgrad.training.run_folder import Keeping
 from fedgrad.training.stopping import Callback, Stop
@@ -56,6 +57,7 @@ class Loop:
     display: Display = field(default_factory=Display)
     interrupts: Interrupts = field(default_factory=Interrupts)
     best: Best | None = None  # model, where one is asked for
+    live: Live = field(default_factory=Live)
     stopped: str | None = None
     warned: bool = False
     ahead: int = field(default_factory=lambda: AHEAD[0])
@@ -68,8 +70,10 @@ class Loop:
             self._play()
         except BaseException as error:
             self.kept.rescue(self.at.round, self.at.state, self.history, error, self.best)
+            self.live.end(self.history, f"{type(error).__name__} after round {self.at.round}")
             raise
         self.kept.save(self.at.round, self.at.state, self.history, self.best)
+        self.live.end(self.history, self.stopped)
 
     def _play(self) -> None:
         self.stopped = self._reason()  # a run that had stopped stays so when it is resumed
@@ -145,6 +149,7 @@ class Loop:
             self.kept.write(one.round, found)
         self.display.show(one.round, told)
         self.kept.save_if_due(one.round, one.state, self.history, self.best)
+        self.live.show(self.history)
         self.interrupts.survived()
         return self.stopped is not None
 

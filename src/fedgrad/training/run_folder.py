@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: config.json, history.jsonl and the checkpoint."""
+"""What a run leaves in its folder: config.json, history.jsonl, the checkpoint and a report."""
 
 import json
 import os
@@ -11,13 +11,14 @@ from typing import Any
 import jax
 
 from fedgrad.core.errors import ArgumentError, known_arguments, require_whole
-from fedgrad.core.types import State
+from fedgrad.core.types import Params, State
 from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.training import checkpoint
 from fedgrad.training.best import Best
 from fedgrad.training.checkpoint import Checkpoint
 from fedgrad.training.files import RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History
+from fedgrad.training.live import Live, live
 from fedgrad.training.log import Log
 
 CHECKPOINT_SECONDS = 30.0
@@ -31,7 +32,8 @@ class RunFolder:
     The checkpoint is written every so many rounds (by default about twice a minute), at the end,
     and when training is interrupted. With `resume`, a run that finds its own checkpoint there goes
     on from it, and ends exactly as if it had never been interrupted. `config` is written into
-    config.json too.
+    config.json too. `report.html` shows the run from its first rounds on (unless `report` is
+    False), and follows it in a browser, which is opened with `open`.
     """
 
     path: str | os.PathLike[str]
@@ -39,8 +41,12 @@ class RunFolder:
     every: int | None = None
     resume: bool = True
     config: Mapping[str, Any] = field(default_factory=dict)
+    report: bool = True
+    open: bool = False
 
     def __post_init__(self) -> None:
+        if self.open and not self.report:
+            raise ArgumentError.here("open=True opens the report, which report=False leaves out.")
         if self.every is not None:
             require_whole("every", self.every)
         try:
@@ -86,6 +92,13 @@ class Keeping:
             self.log = Log(path / "history.jsonl", at.history)
             self.save(at.round, at.state, at.history, at.best)
         return at
+
+    def shown(self, rounds: int, params: Params, history: History) -> Live:
+        """What shows the run to those who look at its folder."""
+        if self.folder is None or not self.writes:
+            return Live()
+        path, more = Path(self.folder.path), (self.folder.report, self.folder.open)
+        return live(path, self.config, rounds, params, history, *more)
 
     def write(self, round: int, metrics: Mapping[str, Any]) -> None:
         """Log a round."""
