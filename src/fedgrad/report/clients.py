@@ -113,11 +113,13 @@ def _course(run: Run, name: str) -> Html:
     if len(there) == 1:
         curves = _fan(run.entries[there[0]], name, metric)
         heading, note = f"{title(_name(name))} of clients", "band: 8 of 10 clients"
+        ends = [edge for curve in curves for edge in (curve.y, *(curve.band or ()))]
+        up = axis(np.concatenate(ends), unit=_unit(name))
     else:
         tenths = {entry: _tenth(run.entries[entry], name, metric) for entry in there}
         curves = [drawn(run, entry, s) for entry, s in tenths.items() if s is not None]
-        heading, note = f"{title(_name(name))}, worst tenth of clients", ""
-    return html(Chart(heading, curves, "round", note=note, y_unit=_unit(name)))
+        heading, note, up = f"{title(_name(name))}, worst tenth of clients", "", None
+    return html(Chart(heading, curves, "round", note=note, y_unit=_unit(name), y_axis=up))
 
 
 def _fan(one: Curves, name: str, metric: str) -> list[Curve]:

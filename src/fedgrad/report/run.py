@@ -51,7 +51,7 @@ class Run:
     @property
     def tuned(self) -> bool:
         """Whether it is compared with the same run with nothing learned, and with nothing else."""
-        return list(self.entries) == [LEARNED, FIXED]
+        return self.folder is not None and list(self.entries) == [LEARNED, FIXED]
 
     @property
     def running(self) -> bool:
@@ -60,9 +60,10 @@ class Run:
 
     @property
     def asked(self) -> Mapping[str, Any]:
-        """What `fedgrad tune` was asked for; nothing for another run."""
+        """What `fedgrad tune` or `train` was asked for; nothing for another run."""
         given = self.config.get("config")
-        found = given.get("tune", {}) if isinstance(given, Mapping) else {}
+        given = given if isinstance(given, Mapping) else {}
+        found = given.get("tune") or given.get("train", {})
         return found if isinstance(found, Mapping) else {}
 
     def alone(self) -> "Run":
@@ -143,7 +144,11 @@ def of_result(result: Result) -> Run:
     """What training gave, also without a folder."""
     size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(result.params))
     status = Status("", result.rounds, size, running=False, stopped=result.stopped)
-    hyper = {name: plain(np.asarray(v)) for name, v in names_of.paths(result.hyper).items()}
+    learned = result.history.under("hyper")  # which begin with what they were given
+    hyper = {
+        name: plain(np.asarray(learned[name][0] if name in learned else v))
+        for name, v in names_of.paths(result.hyper).items()
+    }
     config = {"algorithm": {"name": getattr(result, "name", "")}, "hyper": hyper}
     return _run(result.history, config, None, status)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.report import run as source
 from fedgrad.report.compare import differences
 from fedgrad.report.page import ReportError
@@ -21,6 +21,7 @@ NAME = "report.html"
 Reported = Result | str | os.PathLike[str]
 
 
+@known_arguments()
 def report(run: Reported, path: str | os.PathLike[str] | None = None, open: bool = False) -> Path:
     """Write the report of a run: one HTML file with its curves, for any browser, offline.
 
@@ -34,16 +35,13 @@ def report(run: Reported, path: str | os.PathLike[str] | None = None, open: bool
     if isinstance(run, Result):
         return _written(Path(NAME if path is None else path), run_page(source.of_result(run)), open)
     folder = _folder(run)
-    if (folder / "results.json").exists():
-        # Experiments import the public API, so that cannot be made of them.
-        from fedgrad.report.write import experiment_report
+    # Experiments are made of the public API, so it cannot begin with importing them.
+    from fedgrad.report.write import folder_page
 
-        text = experiment_report(folder)
-    else:
-        text = run_page(source.read(folder))
-    return _written(folder / NAME if path is None else Path(path), text, open)
+    return _written(folder / NAME if path is None else Path(path), folder_page(folder), open)
 
 
+@known_arguments()
 def compare(
     runs: Mapping[str, Reported | Sequence[Reported]],
     path: str | os.PathLike[str] = "compare.html",

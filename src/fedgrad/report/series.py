@@ -120,7 +120,8 @@ def _curves(columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Curves:
             continue
         for i, column in enumerate(values.reshape(len(rounds), -1).T):
             series[name if values.ndim == 1 else f"{name}, entry {i + 1}"] = Series(rounds, column)
-    return Curves(series, spreads)
+    losses_first = sorted(spreads, key=lambda name: not name.endswith("loss"))
+    return Curves(series, {name: spreads[name] for name in losses_first})
 
 
 def _mean(several: Sequence[Series]) -> Series:

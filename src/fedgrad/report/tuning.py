@@ -1,6 +1,7 @@
 """The report of a run: what was learned, how well it trains, and what it sends."""
 
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from fedgrad.report.clients import clients, has_spread
 from fedgrad.report.curves import hyperparameters, training
@@ -34,7 +35,7 @@ def run_page(run: Run, more: Sequence[Section] = ()) -> str:
     sections += more
     if configuration := [part for part in _configuration(run) if part is not None]:
         sections.append(Section("Configuration", configuration))
-    made = versions(run.config.get("versions", {}))
+    made = versions(run.config.get("versions") or {"fedgrad": version("fedgrad")})
     foot = f"Made from the folder {run.folder.resolve().name}. {made}" if run.folder else made
     return page(f"{heading(run)} · fedgrad", top(run), sections, foot, run.running)
 

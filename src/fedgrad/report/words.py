@@ -96,4 +96,6 @@ def said(value: Any) -> str:
         return ", ".join(map(said, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"  # 0.1, also where it was a number of 32 bits
     return "none" if value is None else str(value)

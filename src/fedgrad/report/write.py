@@ -17,8 +17,10 @@ def write_report(folder: Path, open: bool = False) -> Path:
     return report(folder, open=open)
 
 
-def experiment_report(folder: Path) -> str:
-    """The page of an experiment that was run into this folder."""
+def folder_page(folder: Path) -> str:
+    """The page of whatever a folder holds: an experiment, or a run."""
+    if not (folder / "results.json").exists():
+        return run_page(run.read(folder))
     results = load(folder)
     found = experiment(results.experiment, results.facts.get("task"))
     return experiment_page(found, show(found, results, folder))

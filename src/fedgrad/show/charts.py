@@ -182,7 +182,10 @@ def drawn(chart: Chart) -> Drawn:
 
 def named(curves: Iterable[Curve]) -> list[Curve]:
     """Of curves with the same name the first: what a legend says."""
-    return list({curve.name: curve for curve in reversed(list(curves))}.values())[::-1]
+    found: dict[str, Curve] = {}
+    for curve in curves:
+        found.setdefault(curve.name, curve)
+    return list(found.values())
 
 
 def stroke(curve: Curve, d: str) -> Html:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.types import Params
 
 
@@ -55,6 +55,7 @@ class KeepBest:
         return Best(chosen, rounds, np.where(won, *values), self.metric)
 
 
+@known_arguments()
 def keep_best(metric: str, maximize: bool = False) -> KeepBest:
     """Keep the model with the lowest value of a metric (or the highest, with `maximize`), as
     `result.best`: `fg.fit(..., callbacks=[fg.keep_best("eval.test.accuracy", maximize=True)])`.

@@ -70,7 +70,7 @@ class Loop:
             self._play()
         except BaseException as error:
             self.kept.rescue(self.at.round, self.at.state, self.history, error, self.best)
-            self.live.end(self.history, f"{type(error).__name__} after round {self.at.round}")
+            self.live.end(self.history, _why(error))
             raise
         self.kept.save(self.at.round, self.at.state, self.history, self.best)
         self.live.end(self.history, self.stopped)
@@ -181,6 +181,11 @@ class Loop:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _why(error: BaseException) -> str:
+    """In a word; the error itself is raised."""
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
 
 
 def _asks(callback: Callable[..., Any], one: Played, metrics: Metrics) -> str | None:
