@@ -112,7 +112,7 @@ def _course(run: Run, name: str) -> Html:
     there = [entry for entry in ordered(run) if name in run.entries[entry].spreads]
     if len(there) == 1:
         curves = _fan(run.entries[there[0]], name, metric)
-        heading, note = f"{title(_name(name))} of clients", "band: 8 of 10 clients"
+        heading, note = f"{title(_name(name))} over rounds", "band: 8 of 10 clients"
         ends = [edge for curve in curves for edge in (curve.y, *(curve.band or ()))]
         up = axis(np.concatenate(ends), unit=_unit(name))
     else:

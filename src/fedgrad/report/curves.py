@@ -1,8 +1,8 @@
 """The middle of a run's report: how training went, and what the hyperparameters did."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from fedgrad.report.charts import html
 from fedgrad.report.page import table
@@ -10,7 +10,7 @@ from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.series import Series
 from fedgrad.report.top import best_first
 from fedgrad.report.words import direction, measure, title
-from fedgrad.show.charts import Chart, Curve
+from fedgrad.show.charts import Chart, Curve, Look
 from fedgrad.show.markup import Content, Html, element
 from fedgrad.show.numbers import duration, percent
 
@@ -78,7 +78,7 @@ def drawn(run: Run, name: str, series: Series, label: str = "") -> Curve:
     """A curve in the colour of its entry; of many, those after the fifth are thin."""
     place = ordered(run).index(name)
     known = place < len(COLOURS)
-    look = "line" if known else "thin"
+    look: Look = "line" if known else "thin"
     colour = COLOURS[place] if known else "line"
     colour = {LEARNED: "p0", FIXED: "p2"}.get(name, colour)
     return Curve(label or name, series.rounds, series.values, colour, look, series.band)
@@ -127,7 +127,7 @@ def _measured(run: Run, key: str, by_traffic: bool = False) -> Html:
             lines.append(replace(curve, marks=curve.told and len(series.rounds) <= MARKED))
             continue
         window = max(1, len(series.rounds) // SMOOTHED)
-        lines.append(replace(curve, y=_smooth(series.values.tolist(), window)))
+        lines.append(replace(curve, y=_smooth(series.values, window)))
         if window > 1 and curve.told and series.band is None:
             behind.append(replace(curve, look="faint"))
     during = "of clients while they train, weighted as in the round"
@@ -144,10 +144,12 @@ def _measured(run: Run, key: str, by_traffic: bool = False) -> Html:
     return html(chart, "by-traffic" if by_traffic else "by-round")
 
 
-def _smooth(values: Sequence[float], window: int) -> list[float]:
+def _smooth(values: np.ndarray, window: int) -> np.ndarray:
     """The mean of the last values; not finite as soon as one of them is not."""
-    parts = [values[max(0, i - window + 1) : i + 1] for i in range(len(values))]
-    return [sum(part) / len(part) if all(map(math.isfinite, part)) else math.nan for part in parts]
+    values = np.where(np.isfinite(values), values, np.nan)
+    begin = [values[:end].mean() for end in range(1, min(window, len(values) + 1))]
+    whole = np.lib.stride_tricks.sliding_window_view(values, min(window, len(values)))
+    return np.concatenate([begin, whole.mean(axis=1)])[: len(values)]
 
 
 def _milestones(run: Run) -> Html | None:

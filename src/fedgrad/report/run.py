@@ -18,7 +18,7 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.report.page import ReportError
 from fedgrad.report.plans import KeptPlan, kept
-from fedgrad.report.series import Curves, Series, of_history
+from fedgrad.report.series import Curves, Series, of_history, trials_of
 from fedgrad.training.fit import Result
 from fedgrad.training.history import History
 from fedgrad.training.live import Seen, Status, read_status
@@ -140,9 +140,19 @@ def now(seen: Seen) -> Run:
     return _with_fixed(seen.folder, _run(seen.history, seen.config, seen.folder, seen.status))
 
 
+def beside(seen: Seen) -> Run | None:
+    """The run that one with nothing learned is compared with, and this one as it is now."""
+    folder = seen.folder.parent
+    if seen.folder.name != FIXED or not (folder / "history.jsonl").exists():
+        return None
+    whole = _run(_history(folder), _json(folder / "config.json"), folder, read_status(folder))
+    return _with_fixed(folder, whole, seen)
+
+
 def of_result(result: Result) -> Run:
     """What training gave, also without a folder."""
-    size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(result.params))
+    models = trials_of(result.history) or 1
+    size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(result.params)) // models
     status = Status("", result.rounds, size, running=False, stopped=result.stopped)
     learned = result.history.under("hyper")  # which begin with what they were given
     hyper = {
@@ -166,12 +176,13 @@ def _run(
     return Run({name: entries[""]}, config, found, folder, status)
 
 
-def _with_fixed(folder: Path, found: Run) -> Run:
+def _with_fixed(folder: Path, found: Run, seen: Seen | None = None) -> Run:
     """The run with the one to compare with, if that is in its folder."""
     other = folder / FIXED
     if found.main != LEARNED or not (other / "history.jsonl").exists():
         return found
-    history, status = _history(other), read_status(other)
+    history = _history(other) if seen is None else seen.history
+    status = read_status(other) if seen is None else seen.status
     entries = {**found.entries, FIXED: of_history(history)[""]}
     if status is not None and status.running and found.status is not None:
         found = replace(found, status=replace(found.status, running=True, written=status.written))

@@ -3,6 +3,7 @@
 import os
 import webbrowser
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.report import run as source
 from fedgrad.report.compare import differences
 from fedgrad.report.page import ReportError
-from fedgrad.report.run import FIXED, Run
+from fedgrad.report.run import Run
 from fedgrad.report.series import Curves, together
 from fedgrad.report.tuning import run_page
 from fedgrad.training.files import write_whole
@@ -60,7 +61,7 @@ def compare(
     entries: dict[str, Curves] = {}
     first: dict[str, Run] = {}
     for name, given in runs.items():
-        found = [_one(str(name), one) for one in (given if _is_several(given) else [given])]
+        found = [_one(str(name), one) for one in _several(given)]
         first[str(name)] = found[0]
         for label in found[0].entries:
             if not all(label in one.entries for one in found):
@@ -75,16 +76,15 @@ def compare(
 @reported_by
 def follow(seen: Seen) -> Path:
     """Write the report of a run that goes on, and of the one that it is compared with."""
-    if seen.folder.name == FIXED and (seen.folder.parent / "history.jsonl").exists():
-        try:
-            _written(seen.folder.parent / NAME, run_page(source.read(seen.folder.parent)))
-        except ReportError:
-            pass  # it is somebody else's folder
+    with suppress(ReportError):  # it may be somebody else's folder
+        if (both := source.beside(seen)) is not None:
+            _written(seen.folder.parent / NAME, run_page(both))
     return _written(seen.folder / NAME, run_page(source.now(seen)))
 
 
-def _is_several(given: Any) -> bool:
-    return isinstance(given, Sequence) and not isinstance(given, str)
+def _several(given: Any) -> Sequence[Any]:
+    alone = isinstance(given, str) or not isinstance(given, Sequence) or not given
+    return [given] if alone else given
 
 
 def _one(name: str, given: Any) -> Run:

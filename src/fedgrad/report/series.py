@@ -67,7 +67,7 @@ class Curves:
 def of_history(history: History, hyper: Mapping[str, Any] = {}) -> dict[str, Curves]:
     """The curves of a run, called "", or of each of its trials side by side, called by what they
     differ in. `hyper`: the hyperparameters it began with, by dotted name."""
-    trials = _trials(history)
+    trials = trials_of(history)
     if trials is None:
         return {"": _curves({name: (history.rounds(name), v) for name, v in history.items()})}
     names = trial_names(hyper, trials)
@@ -101,7 +101,8 @@ def together(runs: Sequence[Curves]) -> Curves:
     )
 
 
-def _trials(history: History) -> int | None:
+def trials_of(history: History) -> int | None:
+    """How many trials ran side by side, if they did."""
     loss = history.get("loss")
     return int(loss.shape[1]) if loss is not None and loss.ndim == 2 else None
 
