@@ -6,6 +6,7 @@ import html.parser
 import json
 import math
 import re
+import tempfile
 import webbrowser
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -708,11 +709,18 @@ def test_trials_and_what_differs_are_compared(tmp_path):
     assert "3 parameters" not in section
 
 
+def an_experiment():
+    folder = Path(tempfile.mkdtemp())
+    (folder / "results.json").write_text("{}")
+    return folder
+
+
 @pytest.mark.parametrize(
     "ask, message",
     [
         (lambda: fg.report(3), "takes what fg.fit gave, or the folder of a run, got int"),
         (lambda: fg.report("nowhere"), "no folder nowhere"),
+        (lambda: fg.report(an_experiment()), "fedgrad report .* writes its report"),
         (lambda: fg.compare([1, 2]), "takes runs by name"),
         (lambda: fg.compare({}), "takes runs by name"),
         (lambda: fg.compare({"a": 3}), "'a' is int"),

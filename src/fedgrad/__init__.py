@@ -61,7 +61,7 @@ from fedgrad.report.runs import compare, report
 from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
 from fedgrad.show.phases import Phases
-from fedgrad.training.best import Best, keep_best
+from fedgrad.training.best import Best, KeepBest, keep_best
 from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.history import History
@@ -90,6 +90,7 @@ __all__ = [
     "HeldOut",
     "History",
     "Horizon",
+    "KeepBest",
     "LocalTraining",
     "Metrics",
     "Optimizer",

@@ -29,17 +29,19 @@ def report(run: Reported, path: str | os.PathLike[str] | None = None, open: bool
         fg.report(result, "report.html")
         fg.report("runs/1", open=True)
 
-    `run`: what `fg.fit` gave, or the folder of a run (also of one that goes on) or of an
-    experiment. `path`: by default `report.html`, in the folder if it is of one. `open`: show it in
-    a browser. Gives the path.
+    `run`: what `fg.fit` gave, or the folder of a run, also of one that goes on. `path`: by default
+    `report.html`, in the folder if it is of one. `open`: show it in a browser. Gives the path.
     """
     if isinstance(run, Result):
         return _written(Path(NAME if path is None else path), run_page(source.of_result(run)), open)
     folder = _folder(run)
-    # Experiments are made of the public API, so it cannot begin with importing them.
-    from fedgrad.report.write import folder_page
-
-    return _written(folder / NAME if path is None else Path(path), folder_page(folder), open)
+    if (folder / "results.json").exists():
+        # Experiments are made of the public API, so this cannot be made of them.
+        raise ReportError.here(
+            f"{folder} is the folder of an experiment. `fedgrad report {folder}` writes its report."
+        )
+    text = run_page(source.read(folder))
+    return _written(folder / NAME if path is None else Path(path), text, open)
 
 
 @known_arguments()

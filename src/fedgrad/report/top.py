@@ -94,12 +94,9 @@ def _algorithm(run: Run) -> str:
 def _over(run: Run) -> str:
     status, seconds = run.status, run.entries[run.main].seconds
     parts = [date(status.began) if status else ""]
-    rounds = plural(run.rounds, "training round")
-    parts.append(
-        f"{rounds} in {duration(seconds)}"
-        if seconds and (run.tuned or not run.compared)
-        else rounds
-    )
+    rounds = plural(run.rounds, "training round") if run.rounds else ""
+    alone = run.tuned or not run.compared
+    parts.append(f"{rounds} in {duration(seconds)}" if seconds and alone else rounds)
     if "cohort_size" in run.config:
         parts.append(f"{run.config['cohort_size']} clients in each")
     if status:

@@ -1,5 +1,6 @@
 """The reports of experiments, and of whatever a folder holds."""
 
+import webbrowser
 from pathlib import Path
 
 from fedgrad.experiments.experiment import Experiment, Reproduction, show
@@ -14,16 +15,14 @@ from fedgrad.training.files import write_whole
 
 def write_report(folder: Path, open: bool = False) -> Path:
     """Write the report of a run folder or of an experiment, and say where it is."""
-    return report(folder, open=open)
-
-
-def folder_page(folder: Path) -> str:
-    """The page of whatever a folder holds: an experiment, or a run."""
     if not (folder / "results.json").exists():
-        return run_page(run.read(folder))
+        return report(folder, open=open)
     results = load(folder)
     found = experiment(results.experiment, results.facts.get("task"))
-    return experiment_page(found, show(found, results, folder))
+    path = write_experiment_report(folder, found, show(found, results, folder))
+    if open:
+        webbrowser.open(path.resolve().as_uri())
+    return path
 
 
 def write_run_report(folder: Path) -> tuple[Path, run.Run]:
