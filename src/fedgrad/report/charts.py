@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedgrad.show.charts import Chart, Curve, Drawn, drawn, key, named, stroke
+from fedgrad.show.drawing import Chart, Curve, Drawn, drawn, key, named, stroke
 from fedgrad.show.markup import Html, element
 from fedgrad.show.numbers import number, percent
 

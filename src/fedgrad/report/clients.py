@@ -14,7 +14,7 @@ from fedgrad.report.run import Run
 from fedgrad.report.series import Curves, Series, Spread, tenth_of
 from fedgrad.report.words import direction, measure, title
 from fedgrad.show.axis import Axis, Unit, axis
-from fedgrad.show.charts import Chart, Curve
+from fedgrad.show.drawing import Chart, Curve
 from fedgrad.show.markup import Content, Html, element
 from fedgrad.show.numbers import percent
 from fedgrad.training.per_client import PREFIX

@@ -10,7 +10,7 @@ from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.series import Series
 from fedgrad.report.top import best_first
 from fedgrad.report.words import direction, measure, title
-from fedgrad.show.charts import Chart, Curve, Look
+from fedgrad.show.drawing import Chart, Curve, Look
 from fedgrad.show.markup import Content, Html, element
 from fedgrad.show.numbers import duration, percent
 
