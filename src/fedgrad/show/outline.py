@@ -226,7 +226,7 @@ def _result(tree: Any, path: Sequence[Any]) -> str:
     if not path:
         return "result"
     part = tree[path[0].idx] if isinstance(tree, tuple) and hasattr(path[0], "idx") else None
-    if is_dataclass(part):  # a `TunedState` is a state
+    if is_dataclass(part) and not isinstance(part, Value):  # a `TunedState` is a state
         return re.findall("[A-Z]?[^A-Z]*", type(part).__name__)[-2].lower()
     key = jax.tree_util.keystr(tuple(path[:1]), simple=True)
     key = "".join(c if c.isprintable() else "?" for c in key)  # a key of the user's can be anything
