@@ -563,6 +563,12 @@ def test_every_algorithm_has_its_proper_name():
     assert all(name == proper.lower().replace("-", "") for name, proper in PROPER.items())
 
 
+def test_algorithms_are_called_by_their_proper_names(tmp_path):
+    text, _ = report_of(write_run(tmp_path / "run", words="fedavgm"))
+    assert "FedAvgM that learns server.learning_rate on fedavgm" in text
+    assert "<dt>algorithm</dt><dd>FedAvgM</dd>" in text
+
+
 def test_no_round_is_twice_in_the_table(tmp_path):
     for rounds in range(1, 20):
         losses = {"learned": LOSS["learned"][:rounds]}

@@ -10,7 +10,7 @@ from fedgrad.report.plans import KeptPlan
 from fedgrad.report.race import has_race, race
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.top import heading, top
-from fedgrad.report.words import listed, said
+from fedgrad.report.words import algorithm, listed, said
 from fedgrad.show.markup import Content, element, join
 from fedgrad.show.numbers import memory, plural
 
@@ -94,6 +94,7 @@ def _configuration(run: Run) -> list[Content]:
     command = run.asked.get("command")
     rounds = ["--rounds", run.config.get("rounds", run.rounds)]
     asked = {k: v for k, v in run.asked.items() if k != "command" and v not in (None, {}, [])}
+    asked |= {"algorithm": algorithm(str(asked["algorithm"]))} if "algorithm" in asked else {}
     start = {"hyperparameters at the start": run.config["hyper"]} if "hyper" in run.config else {}
     facts, rest = (
         [(k.replace("_", " "), said(v)) for k, v in some.items() if k != "config"]
