@@ -65,6 +65,16 @@ class Page:
         assert "exceptionDetails" not in got, got
         return got["result"].get("value")
 
+    def until(self, script):
+        """Wait until an expression of JavaScript holds, on this page or on what it becomes."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            with contextlib.suppress(AssertionError):  # there may be no page at this moment
+                if self.run(script):
+                    return
+            time.sleep(0.1)
+        raise TimeoutError(script)
+
     def point(self, selector, across=0.5):
         """Move the pointer over an element: 0 is its left, 1 its right."""
         box = self.run(

@@ -244,7 +244,7 @@ def test_history():
     assert history["loss"].shape == (7,) and history["loss"].dtype == np.float32
     assert history["steps"].dtype == np.int32
     assert history.rounds("loss").tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert history.rounds("eval.all.size").tolist() == [3, 6, 7]
+    assert history.rounds("eval.all.size").tolist() == [0, 3, 6, 7]
     assert history.under("eval") == {"all.size": pytest.approx(history["eval.all.size"])}
     assert "loss" in history and "lose" not in history and history.get("lose") is None
     assert "loss[7]" in repr(history)
@@ -253,9 +253,9 @@ def test_history():
     with pytest.raises(ValueError, match="read-only"):
         history["loss"][0] = 0
     early = history.until(4)
-    assert len(early["loss"]) == 4 and early.rounds("eval.all.size").tolist() == [3]
-    assert [row["round"] for row in early.rows()] == [1, 2, 3, 4]
-    assert "eval.all.size" in early.rows()[2] and "eval.all.size" not in early.rows()[3]
+    assert len(early["loss"]) == 4 and early.rounds("eval.all.size").tolist() == [0, 3]
+    assert [row["round"] for row in early.rows()] == [0, 1, 2, 3, 4]
+    assert "eval.all.size" in early.rows()[3] and "eval.all.size" not in early.rows()[4]
 
 
 def test_history_of_many_rounds():
@@ -272,7 +272,7 @@ def test_trials_side_by_side(tmp_path):
     checked = fg.Evaluation({"loss": mean_square}, CLIENTS, every=4)
     together = train(TRIALS, evaluate=checked, out=tmp_path)
     assert together.history["loss"].shape == (6, 3)
-    assert together.history["eval.loss"].shape == (2, 3)
+    assert together.history["eval.loss"].shape == (3, 3)
     for i, rate in enumerate(RATES):
         alone = train(LINE.starting({"rate": rate, "noise": 0.0}), evaluate=checked)
         np.testing.assert_allclose(together.history["loss"][:, i], alone.history["loss"], rtol=1e-5)
@@ -280,17 +280,18 @@ def test_trials_side_by_side(tmp_path):
             together.history["eval.loss"][:, i], alone.history["eval.loss"], rtol=1e-5
         )
     rows = [*map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())]
-    assert rows[3]["eval.loss"] == together.history["eval.loss"][0].tolist()
+    assert rows[4]["eval.loss"] == together.history["eval.loss"][1].tolist()
     assert np.array_equal(read_log(tmp_path / "history.jsonl")["loss"], together.history["loss"])
 
 
 def test_the_log_is_the_history(tmp_path):
     result = train(rounds=5, out=tmp_path, evaluate=first_weight(every=2))
     rows = [*map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())]
-    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
-    assert set(rows[0]) == {"round", "loss", "steps", "seconds"}
-    assert set(rows[1]) == set(rows[4]) == {"round", "loss", "steps", "seconds", "eval.w"}
-    assert [row["loss"] for row in rows] == result.history["loss"].tolist()
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert set(rows[0]) == {"round", "eval.w"}
+    assert set(rows[1]) == {"round", "loss", "steps", "seconds"}
+    assert set(rows[2]) == set(rows[5]) == {"round", "loss", "steps", "seconds", "eval.w"}
+    assert [row["loss"] for row in rows[1:]] == result.history["loss"].tolist()
     found = read_log(tmp_path / "history.jsonl")
     assert all(np.array_equal(found[name], result.history[name]) for name in result.history)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -356,9 +357,9 @@ def test_several_evaluations_and_when():
             "c": fg.Evaluation(test, every=3),
         },
     )
-    assert result.history.rounds("eval.a.loss").tolist() == [2, 4, 5]
-    assert result.history.rounds("eval.b.m").tolist() == [2, 4, 5]
-    assert result.history.rounds("eval.c.loss").tolist() == [3, 5]
+    assert result.history.rounds("eval.a.loss").tolist() == [0, 2, 4, 5]
+    assert result.history.rounds("eval.b.m").tolist() == [0, 2, 4, 5]
+    assert result.history.rounds("eval.c.loss").tolist() == [0, 3, 5]
     assert np.array_equal(seen[-1], result.params["w"])
     assert result.history["eval.a.loss"][-1] == pytest.approx(np.sum(result.params["w"]))
 
@@ -388,7 +389,7 @@ def test_callbacks_see_every_round_and_may_stop_it():
     assert np.array_equal(result.history["loss"], straight.history["loss"])
     assert np.array_equal(result.params["w"], straight.params["w"])
     assert result.rounds == 4 and result.stopped == "watch asked for it"
-    assert result.history.rounds("eval.w").tolist() == [3, 4]
+    assert result.history.rounds("eval.w").tolist() == [0, 3, 4]
 
 
 def test_clients_are_not_asked_in_vain():
@@ -468,12 +469,12 @@ def test_early_stop_on_an_evaluation():
     stop = [fg.non_finite(), fg.early_stop("eval.w", patience=1)]
     flat = fg.Evaluation(lambda p: {"w": 1.0}, every=4)
     result = train(rounds=30, evaluate=flat, callbacks=stop)
-    assert result.rounds == 8
+    assert result.rounds == 4  # no better than the first model
     third = fg.Stop("loss", lambda values: len(values) == 3)
     assert train(rounds=4, callbacks=[third]).rounds == 3
     other = fg.Evaluation(lambda p: {"w": 1.0}, every=3)
-    stop = fg.early_stop("eval.b.w", patience=1)  # which is there later than the first evaluation
-    assert train(rounds=30, evaluate={"a": other, "b": flat}, callbacks=[stop]).rounds == 8
+    stop = fg.early_stop("eval.b.w", patience=1)
+    assert train(rounds=30, evaluate={"a": other, "b": flat}, callbacks=[stop]).rounds == 4
 
 
 def test_a_loss_that_is_not_finite_is_reported_once():

@@ -6,7 +6,9 @@ import html.parser
 import json
 import math
 import re
-from dataclasses import dataclass
+import tempfile
+import webbrowser
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -20,16 +22,21 @@ from fedgrad.experiments.experiment import Experiment, Reproduction
 from fedgrad.experiments.results import Claim, Results, Table, score
 from fedgrad.report import plans, run
 from fedgrad.report.charts import html as html_of
+from fedgrad.report.clients import bins
 from fedgrad.report.experiment import experiment_page, size_of
 from fedgrad.report.page import ReportError, picture
+from fedgrad.report.runs import follow
 from fedgrad.report.top import verdict
-from fedgrad.report.words import change
+from fedgrad.report.words import ALGORITHMS as PROPER
+from fedgrad.report.words import algorithm, change
 from fedgrad.report.write import write_report, write_run_report
 from fedgrad.show.axis import axis
 from fedgrad.show.charts import Chart, Curve, Figure, alike
 from fedgrad.show.markup import Html, element, join
-from fedgrad.show.numbers import memory, number, percent, short
+from fedgrad.show.numbers import duration, memory, number, percent, short
+from fedgrad.training import live
 
+LIVE = '<html lang="en" data-live>'
 HOSTILE = "<script>window.hacked=1</script>\"'&<img src=x onerror=window.hacked=1>"
 
 
@@ -199,6 +206,11 @@ def test_ticks_of_a_logarithmic_axis(low, high):
         (short(100.0), "100"),
         (percent(0.69051), "69.1 %"),
         (memory(2449), "2.4 kB"),
+        (duration(0.44), "0.4 s"),
+        (duration(75.6), "1 min 16 s"),
+        (duration(3725), "1 h 2 min"),
+        (algorithm("fed_avgm"), "FedAvgM"),
+        (algorithm("mine"), "mine"),
         (change("eval.test.loss", 0.72, 1.0), "28 % lower"),
         (change("loss", 1.011, 1.0), "1.1 % higher"),
         (change("loss", 1.0001, 1.0), "the same"),
@@ -350,7 +362,8 @@ def test_traffic_is_the_plans(folder):
         by_plan = sum(plan.clients[t.placement] * (t.down_bytes + t.up_bytes) for t in plan.traffic)
         assert per_round[name] == by_plan == found.sent(name, 1)
         assert memory(by_plan * ROUNDS) in text
-        assert picture(plan.draw(), f"{name}-graph") in text
+        words = plans.HEADINGS[name]
+        assert picture(replace(plan, name=words).draw(), f"{name}-graph") in text
     assert f"{per_round['learned'] / per_round['fixed']:.2g} times fixed" in text
 
 
@@ -386,7 +399,9 @@ def test_a_run_without_a_comparison(tmp_path):
     text, found = report_of(folder)
     assert not found.compared and verdict(found) == ""
     assert "The round as a graph" not in text and "bytes sent" not in text
-    assert [e[2] for e in Found(text).all("p", "aside")][:1] == ["at the end"]
+    first = number(2 * LOSS["learned"][3])
+    assert [e[2] for e in Found(text).all("p", "aside")][:1] == [f"from {first} in round 4"]
+    assert "Test loss, learned" not in text  # there is no other one
 
 
 def test_a_run_that_learns_nothing(tmp_path):
@@ -491,13 +506,29 @@ def test_a_line_that_is_being_written_is_left_out(folder):
     assert report_of(folder)[1].rounds == ROUNDS
 
 
-def test_vectors_are_shown_entry_by_entry(folder):
-    rows = [{"round": r, "loss": [1.0 / r, 2.0 / r], "hyper.rate": [0.1, "NaN"]} for r in (1, 2, 3)]
+def test_trials_side_by_side_are_called_by_what_they_differ_in(folder):
+    rows = [{"round": r, "loss": [2.0 / r, 1.0 / r], "hyper.rate": [0.1, "NaN"]} for r in (1, 2, 3)]
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = run.read(folder)
-    assert found.learned == ("rate[0]", "rate[1]")
-    assert tuple(found.curves["learned"]["loss[1]"].values) == (2.0, 1.0, 2 / 3)
-    report_of(folder)
+    hyper = {"rate": [0.1, 0.3], "momentum": [0.9, 0.9], "other": 1.0}
+    (folder / "config.json").write_text(json.dumps({"rounds": 3, "hyper": hyper}))
+    text, found = report_of(folder)
+    assert found.trials and list(found.entries) == ["rate 0.1", "rate 0.3"]
+    assert tuple(found.curves["rate 0.1"]["loss"].values) == (2.0, 1.0, 2 / 3)
+    assert found.learned == ("rate",)
+    assert "After 3 rounds rate 0.3 has the lowest training loss, 0.3333" in text
+    words = " ".join(e[2] for e in Found(text).elements if e[0] != "script")
+    assert "[0]" not in words and "[1]" not in words
+    # Where nothing tells them apart, they are counted.
+    (folder / "config.json").write_text(json.dumps({"rounds": 3}))
+    assert list(run.read(folder).entries) == ["trial 1", "trial 2"]
+
+
+def test_a_vector_that_is_not_of_trials_is_shown_entry_by_entry(folder):
+    rows = [{"round": r, "loss": 1.0 / r, "eval.w": [1.0 * r, 2.0]} for r in (1, 2, 3)]
+    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text, found = report_of(folder)
+    assert found.measured == ("eval.w, entry 1", "eval.w, entry 2", "loss")
+    assert "W, entry 2" in text
 
 
 @pytest.mark.parametrize(
@@ -523,6 +554,273 @@ def test_a_folder_that_cannot_be_read(folder, spoil, message):
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(ReportError, match="no folder"):
         write_report(tmp_path / "nothing")
+
+
+def test_every_algorithm_has_its_proper_name():
+    from fedgrad.algorithms.variants import ALGORITHMS
+
+    assert set(ALGORITHMS) <= set(PROPER)
+    assert all(name == proper.lower().replace("-", "") for name, proper in PROPER.items())
+
+
+def test_algorithms_are_called_by_their_proper_names(tmp_path):
+    text, _ = report_of(write_run(tmp_path / "run", words="fedavgm"))
+    assert "FedAvgM that learns server.learning_rate on fedavgm" in text
+    assert "<dt>algorithm</dt><dd>FedAvgM</dd>" in text
+
+
+def test_no_round_is_twice_in_the_table(tmp_path):
+    for rounds in range(1, 20):
+        losses = {"learned": LOSS["learned"][:rounds]}
+        text, _ = report_of(write_run(tmp_path / str(rounds), losses, with_plans=False))
+        head = [e[2] for e in Found(text).all("th", "right")]
+        assert len(head) == len(set(head)) <= 6
+
+
+def test_a_training_round_is_drawn_in_words(tmp_path):
+    """Of the library's own functions and states, not of their names in the code."""
+    clients = fg.population([{"x": np.ones((2, 3)), "y": np.ones(2)}] * 3)
+    tuned = fg.self_tuning(fg.fed_avgm(square), "server")
+    state = tuned.init({"w": jnp.zeros(3)})
+    key = jax.random.key(0)
+    shapes = (state, tuned.hyper, clients.everyone, key)
+    plan = fg.plan(tuned.round, *shapes, gradient_cohort=clients.everyone)
+    plans.keep(tmp_path, {"learned": plan})
+    svg = (tmp_path / "learned-round.svg").read_text()
+    words = re.findall(">([^<>]+)</text>", svg)
+    assert "a training round that learns" in words
+    assert any(word.startswith("state · ") for word in words)
+    assert not [w for w in words if re.search(r"result\[|follow|apply|self_tuning|^own$", w)]
+
+
+# --- from Python --------------------------------------------------------------------------
+
+
+def square(params, batch):
+    return (batch["x"] @ params["w"] - batch["y"]) ** 2
+
+
+def people(seed=0):
+    random = np.random.default_rng(seed)
+    return [{"x": random.normal(size=(n, 3)), "y": random.normal(size=n)} for n in range(2, 22)]
+
+
+CLIENTS = fg.population(people())
+PLAIN = fg.fed_avg(square, 0.05)
+TUNED = fg.self_tuning(PLAIN, "server")
+
+
+def trained(algorithm=PLAIN, rounds=5, seed=0, **more):
+    more.setdefault("evaluate", {"test": fg.Evaluation({"loss": square}, CLIENTS, every=2)})
+    first = {"w": jnp.zeros(3)}
+    key = jax.random.key(seed)
+    return fg.fit(
+        algorithm, CLIENTS, params=first, rounds=rounds, cohort_size=4, key=key, progress=False,
+        **more,
+    )  # fmt: skip
+
+
+def test_the_report_of_a_result(tmp_path):
+    result = trained(TUNED, callbacks=[fg.Stop("loss", lambda v: len(v) == 3 and "enough <b>")])
+    path = fg.report(result, tmp_path / "here.html")
+    assert path == tmp_path / "here.html"
+    text = path.read_text()
+    page = Found(text)
+    assert [e[2] for e in page.all("h1")] == ["Federated training that learns server.learning_rate"]
+    over = page.all("p", "over")[0][2]
+    assert "3 training rounds in " in over and "3 parameters" in over
+    assert "It ended after round 3 of 3: enough &lt;b&gt;." in text
+    losses = result.history["eval.test.loss"]
+    assert f"from {number(losses[0])} before training" in text  # round 0
+    head = [e[2] for e in page.all("th", "right")]
+    assert head[: len(losses)] == ["0", "2", "3"] and LIVE not in text
+    folder = tmp_path / "run"
+    trained(out=folder, rounds=3)
+    assert fg.report(folder) == folder / "report.html"
+    assert "3 training rounds" in fg.report(str(folder), tmp_path / "it.html").read_text()
+
+
+def test_evaluations_are_marked(tmp_path):
+    text = fg.report(trained(), tmp_path / "report.html").read_text()
+    marks = [e[1]["d"] for e in Found(text).all("path", "curve") if e[1]["stroke-width"] == "6"]
+    assert [d.count("h0") for d in marks] == [4]  # of rounds 0, 2, 4 and 5
+
+
+def test_how_the_model_is_for_each_client(tmp_path):
+    checked = fg.Evaluation({"loss": square}, CLIENTS, every=2, per_client=True)
+    result = trained(evaluate={"test": checked})
+    text = fg.report(result, tmp_path / "report.html").read_text()
+    page = Found(text)
+    assert "Clients" in [e[2] for e in page.all("h2")]
+    charts = [json.loads(e[1]["data-chart"]) for e in page.all("div", "plot")]
+    (bars,) = [chart for chart in charts if chart["x"] == "test loss"]
+    assert [c["name"] for c in bars["curves"]] == ["after round 5", "before training"]
+    for curve in bars["curves"]:
+        shares = [float(y.removesuffix(" %")) for y in curve["y"]]
+        assert sum(shares) == pytest.approx(100, abs=0.5)
+    # Twenty clients: the worst tenth are two.
+    worst = np.sort(checked.each_client(result.params)["loss"])[-2:].mean()
+    tiles = dict(zip(
+        (e[2] for e in page.all("p", "what")), (e[2] for e in page.all("p", "value")), strict=True
+    ))  # fmt: skip
+    assert tiles["Loss, worst tenth of clients"] == number(worst)
+    # It is not one of the metrics of the model.
+    assert not any("per client" in e[2].lower() for e in page.all("figcaption"))
+
+
+@pytest.mark.parametrize(
+    "values, wanted",
+    [
+        ([0.0, 1.0], (0, 1)),
+        ([0.31, 0.74], (0.3, 0.75)),
+        ([5.0, 5.0], (4.75, 5.25)),
+        ([-3.0, math.nan, 17.0, math.inf], (-4, 18)),
+    ],
+)
+def test_bins_are_round_and_hold_everything(values, wanted):
+    edges = bins([np.asarray(values)])
+    assert (edges[0], edges[-1]) == pytest.approx(wanted)
+    assert len(edges) <= 18 and np.allclose(np.diff(edges), np.diff(edges)[0])
+
+
+def test_runs_are_compared_by_name(tmp_path):
+    several = [trained(TUNED, seed=seed) for seed in range(3)]
+    one = trained(PLAIN, rounds=4, out=tmp_path / "one")
+    runs = {HOSTILE: several, "plain": tmp_path / "one"}
+    path = fg.compare(runs, tmp_path / "compare.html")
+    text = path.read_text()
+    page = Found(text)
+    assert HOSTILE not in text and text.count("&lt;script&gt;window.hacked") > 2
+    # Means over seeds, with a band from the lowest to the highest.
+    last = [r.history["eval.test.loss"][-1] for r in several]
+    ends = (number(v) for v in (np.mean(last), min(last), max(last)))
+    assert "{} ({} to {})".format(*ends) in text
+    assert number(one.history["eval.test.loss"][-1]) in text
+    bands = [e for e in page.all("path", "fill-p0") if e[1].get("opacity") == "0.18"]
+    assert len(bands) == 3 and "means over seeds" in text  # losses, and the learning rate
+    assert "Both runs start from the same model" not in text
+    assert "What differs" not in text or "In common" in text
+
+
+def test_trials_and_what_differs_are_compared(tmp_path):
+    rates = {"server.learning_rate": jnp.asarray([0.5, 1.0])}
+    trials = fg.side_by_side(PLAIN, fg.hyper.replace(PLAIN.hyper, rates))
+    other = PLAIN.starting({"client.learning_rate": 0.01})
+    runs = {"trials": trained(trials), "slow": trained(other)}
+    text = fg.compare(runs, tmp_path / "compare.html").read_text()
+    assert "trials, server.learning_rate 0.5" in text and "trials, server.learning_rate 1" in text
+    section = text[text.index('id="what-differs"') :]
+    section = section[: section.index("In common")]
+    assert "client.learning_rate" in section and "0.01" in section and "0.05" in section
+    assert "3 parameters" not in section
+
+
+def an_experiment():
+    folder = Path(tempfile.mkdtemp())
+    (folder / "results.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "ask, message",
+    [
+        (lambda: fg.report(3), "takes what fg.fit gave, or the folder of a run, got int"),
+        (lambda: fg.report("nowhere"), "no folder nowhere"),
+        (lambda: fg.report(an_experiment()), "fedgrad report .* writes its report"),
+        (lambda: fg.compare([1, 2]), "takes runs by name"),
+        (lambda: fg.compare({}), "takes runs by name"),
+        (lambda: fg.compare({"a": 3}), "'a' is int"),
+        (lambda: fg.run_folder("x", open=True, report=False), "report=False leaves out"),
+    ],
+)
+def test_what_cannot_be_reported(ask, message):
+    with pytest.raises(fg.FederatedError, match=message):
+        ask()
+
+
+# --- while it goes on ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """A report after every round."""
+    monkeypatch.setattr(live, "SECONDS", 0.0)
+    monkeypatch.setattr(live, "SHARE", 0)
+
+
+def test_a_run_leaves_its_report_from_its_first_rounds_on(tmp_path, at_once):
+    seen = []
+
+    def watch(round, state, metrics):
+        text = (tmp_path / "report.html").read_text()
+        seen.append(re.search("Running: [^<]*", text)[0].strip())
+        assert LIVE in text and (tmp_path / "status.json").exists()
+
+    result = trained(rounds=4, out=tmp_path, callbacks=[watch])
+    # What a callback sees is the report of the rounds before.
+    assert seen[0] == "Running: the first round is being compiled"
+    assert seen[1:] == [f"Running: round {r} of 4" for r in (1, 2, 3)]
+    text = (tmp_path / "report.html").read_text()
+    assert "Running:" not in text and LIVE not in text
+    assert number(result.history["eval.test.loss"][-1]) in text
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_reports_take_a_small_part_of_the_time(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(live, "_reports", [lambda seen: written.append(len(seen.history))])
+    trained(rounds=40, out=tmp_path)
+    assert len(written) == 3  # at the beginning, after the first round, and at the end
+
+
+def test_what_ended_a_run_is_told_and_its_beginning_is_kept(tmp_path):
+    def fail(round, state, metrics):
+        if round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(out=tmp_path, callbacks=[fail])
+    text = (tmp_path / "report.html").read_text()
+    assert "It ended after round 3 of 5: interrupted." in text and LIVE not in text
+    path = tmp_path / "status.json"
+    status = json.loads(path.read_text())
+    path.write_text(json.dumps(status | {"began": "2020-02-03T04:05:06+00:00"}))
+    trained(out=tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert "3 February 2020, 04:05" in text and "It ended" not in text
+
+
+def test_a_report_that_fails_does_not_end_training(tmp_path, monkeypatch):
+    def fail(seen):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(live, "_reports", [fail])
+    with pytest.warns(RuntimeWarning, match="training goes on: ZeroDivisionError"):
+        assert trained(out=tmp_path).rounds == 5
+
+
+def test_the_browser_is_opened_once(tmp_path, monkeypatch, at_once):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    trained(out=fg.run_folder(tmp_path / "a", open=True))
+    assert opened == [(tmp_path / "a" / "report.html").as_uri()]
+    trained(out=fg.run_folder(tmp_path / "b", report=False))
+    assert not (tmp_path / "b" / "report.html").exists()
+    fg.report(tmp_path / "b", open=True)
+    assert opened[1:] == [(tmp_path / "b" / "report.html").as_uri()]
+
+
+def test_the_page_of_a_comparison_follows_its_second_run(tmp_path, at_once):
+    trained(TUNED, out=tmp_path)
+    seen = []
+
+    def watch(round, state, metrics):
+        seen.append((tmp_path / "report.html").read_text())
+
+    trained(PLAIN, out=tmp_path / "fixed", callbacks=[watch])
+    assert LIVE in seen[-1] and "Test loss, fixed" in seen[-1]
+    text = (tmp_path / "report.html").read_text()
+    assert LIVE not in text and "Test loss, fixed" in text
 
 
 # --- the report of an experiment ----------------------------------------------------------
@@ -616,6 +914,54 @@ def test_in_a_browser(folder, browser, dark, width):
         "parseFloat(getComputedStyle(e).fontSize))"
     )
     assert min(sizes) >= 11
+
+
+@in_browser
+def test_a_page_follows_the_run(tmp_path, browser, at_once):
+    """From the file itself: it is loaded again as long as the run goes on, then no more."""
+    folder = tmp_path / "run"
+    result = trained(out=folder, rounds=2)
+    status = live.Status("2026-11-17T18:00:00+00:00", 9, 3, written="2026-11-17T18:00:05+00:00")
+    going = live.Seen(folder, result.history, {}, status)
+    follow(going)
+    page = browser.open(folder / "report.html", width=390)
+    said = "document.querySelector('.running')?.innerText"
+    assert "round 2 of 9" in page.run(said) and "may have been ended" in page.run(said)
+    page.run("window.scrollTo(0, 300)")
+    more = fg.History({"loss": (range(1, 6), [5.0, 4.0, 3.0, 2.0, 1.0])})
+    follow(live.Seen(folder, more, {}, status))
+    page.until(f"({said} ?? '').includes('round 5 of 9')")
+    page.until("window.scrollY > 0")
+    follow(live.Seen(folder, more, {}, replace(status, running=False)))
+    page.until(f"{said} === undefined")
+    assert page.problems == [] and set(page.requests) == {(folder / "report.html").as_uri()}
+
+
+@in_browser
+def test_an_odd_number_of_charts_leaves_no_hole(folder, browser):
+    page = browser.open(write_run_report(folder)[0])
+    boxes = page.run(
+        "[...document.querySelectorAll('#training .chart')].filter(p => p.checkVisibility())"
+        ".map(p => p.getBoundingClientRect()).map(b => [b.top, b.width])"
+    )
+    assert len(boxes) == 3 and boxes[0][0] == boxes[1][0] < boxes[2][0]
+    assert boxes[2][1] == pytest.approx(boxes[0][1] + boxes[1][1] + 36, abs=2)
+
+
+@in_browser
+@pytest.mark.parametrize("width", [390, 1200])
+def test_what_is_wider_than_the_page_says_so(folder, browser, width):
+    page = browser.open(write_run_report(folder)[0], width=width)
+    found = page.run(
+        "[...document.querySelectorAll('.scroll')].map(b => [b.scrollWidth > b.clientWidth + 4,"
+        " b.classList.contains('after') || b.classList.contains('before'),"
+        " b.previousElementSibling.checkVisibility(), b.scrollLeft])"
+    )
+    assert all(wide == faded == said for wide, faded, said, _ in found)
+    assert any(wide for wide, *_ in found) == (width == 390)
+    if width == 390:
+        # A graph begins where the messages are, not with empty lanes.
+        assert found[-1][3] > 50 and found[0][3] == 0
 
 
 @in_browser

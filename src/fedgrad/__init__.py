@@ -59,14 +59,17 @@ from fedgrad.core.program import Program, broadcast, client_key, mean, program, 
 from fedgrad.plan.audit import Audit
 from fedgrad.plan.plan import Plan, Traffic, plan
 from fedgrad.pytorch.modules import from_torch, into_torch
+from fedgrad.report.runs import compare, report
 from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
 from fedgrad.show.phases import Phases
-from fedgrad.training.evaluation import Evaluation, Ratio
+from fedgrad.training.best import Best, KeepBest, keep_best
+from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.fit import Result, fit
 from fedgrad.training.history import History
 from fedgrad.training.load import load
 from fedgrad.training.logger import CSV
+from fedgrad.training.means import Ratio
 from fedgrad.training.mlflow import MLflow
 from fedgrad.training.run_folder import RunFolder, run_folder
 from fedgrad.training.search import Search, Trials, grid_search, random_search
@@ -81,6 +84,7 @@ __all__ = [
     "Algorithm",
     "ArgumentError",
     "Audit",
+    "Best",
     "Cohort",
     "CohortError",
     "CostModel",
@@ -94,6 +98,7 @@ __all__ = [
     "HeldOut",
     "History",
     "Horizon",
+    "KeepBest",
     "LocalTraining",
     "MLflow",
     "Metrics",
@@ -124,6 +129,7 @@ __all__ = [
     "choice",
     "client_key",
     "cohort",
+    "compare",
     "early_stop",
     "executors",
     "explain",
@@ -153,6 +159,7 @@ __all__ = [
     "into_torch",
     "jacobian",
     "jvp",
+    "keep_best",
     "linear",
     "load",
     "local_training",
@@ -168,6 +175,7 @@ __all__ = [
     "program",
     "race",
     "random_search",
+    "report",
     "run_folder",
     "scaffold",
     "self_tuning",
@@ -186,4 +194,6 @@ __version__ = "0.1.0"
 globals().update({name: _public(globals()[name]) for name in __all__})
 
 # `fedgrad.plan` is a function and a package: `import fedgrad.plan.cut` finds the modules, too.
-vars(plan).update({k: v for k, v in vars(_sys.modules["fedgrad.plan"]).items() if k[0] != "_"})
+for _both in (plan, report):
+    _package = _sys.modules[f"fedgrad.{_both.__name__}"]
+    vars(_both).update({k: v for k, v in vars(_package).items() if k[0] != "_"})

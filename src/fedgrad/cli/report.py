@@ -22,12 +22,13 @@ def add_command(commands: Any) -> None:
         "report", help="make the report of a run or an experiment again", description=REPORT
     )
     command.add_argument("folder", metavar="DIR", type=Path, help="the folder of the run")
+    command.add_argument("--open", action="store_true", help="show it in a browser")
     read.add_output(command)
     command.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the report and say where it is."""
-    path = write_report(options.folder)
+    path = write_report(options.folder, options.open)
     read.tell(options, path, {"folder": options.folder}, lambda: None)
     return 0

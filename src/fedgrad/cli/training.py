@@ -101,6 +101,7 @@ def add_run(command: argparse.ArgumentParser) -> Any:
     add = group.add_argument
     add("--eval-every", type=read.whole, metavar="ROUNDS", help="default: 20 times in a run")
     add("--restart", action="store_true", help="do not go on with what is in --out")
+    add("--open", action="store_true", help="show the report in a browser while it trains")
     read.add_output(command)
     return group
 
@@ -187,7 +188,12 @@ class Trained:
             cohort_size=self.asked.cohort,
             key=jax.random.key(self.asked.seed),
             evaluate={who: evaluation},
-            out=run_folder(out, resume=not options.restart, config={self.asked.word: config}),
+            out=run_folder(
+                out,
+                resume=not options.restart,
+                config={self.asked.word: config},
+                open=options.open and out.name != "fixed",  # that is shown beside the other
+            ),
             progress=watched(options),
         )
 

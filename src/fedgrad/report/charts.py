@@ -5,17 +5,21 @@ readable. A little script (page.js) adds what is under the pointer; without it, 
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
-from fedgrad.show.charts import Chart, Curve, Drawn, drawn, key, named, stroke
+import numpy as np
+
+from fedgrad.show.drawing import Chart, Curve, Drawn, drawn, key, named, stroke
 from fedgrad.show.markup import Html, element
 from fedgrad.show.numbers import number, percent
 
 WIDE, HIGH = 1000, 500  # units of the drawing, not pixels
+MOST = 800  # points of a curve: more than a screen can tell apart
 
 
 def html(chart: Chart, class_: str = "") -> Html:
     """A figure with a heading, a legend, curves over axes, and remarks."""
-    one = drawn(chart)
+    one = drawn(replace(chart, curves=[_thinned(curve) for curve in chart.curves]))
     names = named(one.curves)
     about = " · ".join(filter(None, (chart.y_name, chart.note)))
     plot = element(
@@ -39,12 +43,24 @@ def html(chart: Chart, class_: str = "") -> Html:
     return element(
         "figure",
         element("figcaption", chart.heading, element("small", about) if about else None),
-        element("ul", [element("li", _key(c), c.name) for c in names], class_="legend"),
+        element("ul", [element("li", _key(c), c.name) for c in names], class_="legend")
+        if len(names) > 1
+        else None,
         plot,
         element("div", chart.x_name, class_="x-name"),
         [element("p", remark, class_="note") for remark in one.remarks],
         class_=f"chart {class_}".strip(),
     )
+
+
+def _thinned(curve: Curve) -> Curve:
+    """The curve with as many points as can be seen: its last one, and others at equal distances."""
+    if len(curve.x) <= MOST:
+        return curve
+    kept = np.unique(np.linspace(0, len(curve.x) - 1, MOST).round().astype(int))
+    band = None if curve.band is None else tuple(np.asarray(edge)[kept] for edge in curve.band)
+    x, y = (np.asarray(values)[kept] for values in (curve.x, curve.y))
+    return replace(curve, x=x, y=y, band=band)
 
 
 def _tick(label: str, side: str, place: float, kind: str) -> Html:

@@ -1,4 +1,5 @@
-// Shows the values under the pointer. All words and places come with the page.
+// Shows the values under the pointer, where wide things go on, and a run that goes on. All words and
+// places come with the page.
 "use strict";
 for (const plot of document.querySelectorAll(".plot[data-chart]")) {
   const chart = JSON.parse(plot.dataset.chart);
@@ -63,4 +64,61 @@ for (const plot of document.querySelectorAll(".plot[data-chart]")) {
     event.preventDefault();
     show(here < 0 ? 0 : here + step);
   });
+}
+
+for (const box of document.querySelectorAll(".scroll")) {
+  const hint = document.createElement("p");
+  hint.className = "note sideways";
+  hint.textContent = "scrolls sideways \u2194";
+  box.before(hint);
+  const edges = () => {
+    const room = box.scrollWidth - box.clientWidth;
+    hint.hidden = room < 4;
+    if (room < 4) box.removeAttribute("tabindex"); else box.tabIndex = 0;
+    box.classList.toggle("before", box.scrollLeft > 3);
+    box.classList.toggle("after", room - box.scrollLeft > 3);
+  };
+  // A graph begins where the messages are.
+  const round = box.querySelector("svg rect.fill-round");
+  if (round) box.scrollLeft = round.getBoundingClientRect().left - box.getBoundingClientRect().left - 24;
+  box.addEventListener("scroll", edges, { passive: true });
+  window.addEventListener("resize", edges);
+  box.closest("details")?.addEventListener("toggle", edges);
+  edges();
+}
+
+// A run that goes on: the file is written anew while it trains, so the page is loaded again, where
+// it was and as it was. After the end it looks a few times more: another run may follow.
+{
+  const key = `fedgrad ${location.pathname}`;
+  const kept = (() => { try { return JSON.parse(sessionStorage.getItem(key)) || {}; } catch { return {}; } })();
+  const live = document.documentElement.hasAttribute("data-live");
+  const parts = () => [...document.querySelectorAll("details")];
+  const looks = live ? 0 : (kept.looks ?? 3) + 1;
+  if (live || kept.following) {
+    if (kept.axis) document.getElementById(kept.axis)?.click();
+    parts().forEach((part, i) => { if (kept.open?.[i]) part.open = true; });
+    if (kept.top) window.scrollTo(0, kept.top);
+  }
+  let busy = false;
+  document.addEventListener("pointerover", (event) => { busy = Boolean(event.target.closest?.(".plot")); });
+  const again = () => {
+    if (busy || document.hidden || String(getSelection())) return setTimeout(again, 500);
+    const axis = document.querySelector(".axis:checked")?.id;
+    const state = { following: true, looks, axis, top: window.scrollY, open: parts().map((part) => part.open) };
+    try { sessionStorage.setItem(key, JSON.stringify(state)); } catch { /* then it begins at its top */ }
+    location.reload();
+  };
+  if (live || looks <= 3) setTimeout(again, live ? 2500 : 4000 * looks);
+  else { try { sessionStorage.removeItem(key); } catch { /* there is none */ } }
+  const running = document.querySelector(".running");
+  if (running) {
+    const age = () => {
+      const seconds = Math.round((Date.now() - Date.parse(running.dataset.written)) / 1000);
+      const old = seconds > 120 ? " It may have been ended." : "";
+      running.querySelector(".age").textContent = seconds > 15 ? `last news ${seconds} s ago.${old}` : "";
+    };
+    age();
+    setInterval(age, 1000);
+  }
 }

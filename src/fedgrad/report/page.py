@@ -31,8 +31,10 @@ class Section:
         return re.sub(r"\W+", "-", self.heading.lower()).strip("-")
 
 
-def page(title: str, head: Content, sections: Sequence[Section], foot: Content) -> str:
-    """The whole document."""
+def page(
+    title: str, head: Content, sections: Sequence[Section], foot: Content, live: bool = False
+) -> str:
+    """The whole document. A live one loads itself again, as long as it is that."""
     script = _file("page.js")
     # Whatever is on the page, only our own script runs, and nothing is loaded.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -51,11 +53,16 @@ def page(title: str, head: Content, sections: Sequence[Section], foot: Content) 
             element("meta", http_equiv="Content-Security-Policy", content=policy),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="color-scheme", content="light dark"),
+            # Without scripts, too, though then it begins at its top again.
+            element("noscript", element("meta", http_equiv="refresh", content="10"))
+            if live
+            else None,
             element("title", title),
             element("style", Html(_colours() + _file("page.css"))),
         ),
         element("body", body, element("script", Html(script))),
         lang="en",
+        data_live=live,
     )
     return f"<!doctype html>\n{document}\n"
 

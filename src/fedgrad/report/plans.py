@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedgrad.plan.plan import Plan, Traffic
 from fedgrad.report.page import ReportError
+
+HEADINGS = {"fixed": "a training round", "learned": "a training round that learns"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ def keep(folder: Path, plans: Mapping[str, Plan]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     words = {}
     for name, plan in plans.items():
+        plan = replace(plan, name=HEADINGS.get(name, plan.name))
         plan.draw(str(folder / f"{name}-round.svg"))
         facts = (plan.name, plan.rounds, plan.clients, plan.traffic)
         words[name] = asdict(KeptPlan(*facts, plan.client_memory, plan.readdressed))

@@ -8,8 +8,9 @@ import numpy as np
 
 from fedgrad.report.charts import html
 from fedgrad.report.page import table
-from fedgrad.report.run import Run, Series
-from fedgrad.show.charts import Chart, Curve
+from fedgrad.report.run import Run
+from fedgrad.report.series import Series
+from fedgrad.show.drawing import Chart, Curve
 from fedgrad.show.markup import Content, element
 from fedgrad.show.numbers import number
 

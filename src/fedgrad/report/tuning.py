@@ -1,12 +1,16 @@
 """The report of a run: what was learned, how well it trains, and what it sends."""
 
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from fedgrad.report.clients import clients, has_spread
 from fedgrad.report.curves import hyperparameters, training
 from fedgrad.report.page import Section, again, listing, page, picture, table, versions
 from fedgrad.report.plans import KeptPlan
 from fedgrad.report.race import has_race, race
 from fedgrad.report.run import FIXED, LEARNED, Run
-from fedgrad.report.top import heading, listed, top
-from fedgrad.report.words import said
+from fedgrad.report.top import heading, top
+from fedgrad.report.words import algorithm, listed, said
 from fedgrad.show.markup import Content, element, join
 from fedgrad.show.numbers import memory, plural
 
@@ -16,9 +20,11 @@ GRAPHS = {
 }
 
 
-def run_page(run: Run) -> str:
-    """The whole document."""
+def run_page(run: Run, more: Sequence[Section] = ()) -> str:
+    """The whole document, with sections that only somebody else knows of."""
     sections = [Section("Training", training(run))] if run.measured else []
+    if has_spread(run):
+        sections.append(Section("Clients", clients(run)))
     if has_race(run):
         sections.append(Section("Race", race(run)))
     if run.learned:
@@ -26,10 +32,12 @@ def run_page(run: Run) -> str:
     if run.plans:
         sections.append(Section("Traffic", _traffic(run)))
         sections.append(Section("The round as a graph", _graphs(run)))
-    sections.append(Section("Configuration", _configuration(run)))
-    made = versions(run.config.get("versions", {}))
-    foot = f"Made from the folder {run.folder.resolve().name}. {made}"
-    return page(f"{heading(run)} · fedgrad", top(run), sections, foot)
+    sections += more
+    if configuration := [part for part in _configuration(run) if part is not None]:
+        sections.append(Section("Configuration", configuration))
+    made = versions(run.config.get("versions") or {"fedgrad": version("fedgrad")})
+    foot = f"Made from the folder {run.folder.resolve().name}. {made}" if run.folder else made
+    return page(f"{heading(run)} · fedgrad", top(run), sections, foot, run.running)
 
 
 def _traffic(run: Run) -> list[Content]:
@@ -86,6 +94,7 @@ def _configuration(run: Run) -> list[Content]:
     command = run.asked.get("command")
     rounds = ["--rounds", run.config.get("rounds", run.rounds)]
     asked = {k: v for k, v in run.asked.items() if k != "command" and v not in (None, {}, [])}
+    asked |= {"algorithm": algorithm(str(asked["algorithm"]))} if "algorithm" in asked else {}
     start = {"hyperparameters at the start": run.config["hyper"]} if "hyper" in run.config else {}
     facts, rest = (
         [(k.replace("_", " "), said(v)) for k, v in some.items() if k != "config"]

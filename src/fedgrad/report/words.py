@@ -1,10 +1,48 @@
 """Names of what is measured, and values of it, as people read them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from fedgrad.show.numbers import number, percent
+
+# By their names on the command line, as their authors write them.
+ALGORITHMS = {
+    "fedadagrad": "FedAdagrad",
+    "fedadam": "FedAdam",
+    "fedauto": "FedAuto",
+    "fedavg": "FedAvg",
+    "fedavgm": "FedAvgM",
+    "feddog": "FedDoG",
+    "feddyn": "FedDyn",
+    "fedexp": "FedExP",
+    "fedhyper": "FedHyper",
+    "fedhypergradient": "FedHypergradient",
+    "fedmechanic": "FedMechanic",
+    "fednova": "FedNova",
+    "fedprodigy": "FedProdigy",
+    "fedprox": "FedProx",
+    "fedsgd": "FedSGD",
+    "fedyogi": "FedYogi",
+    "perfedavg": "Per-FedAvg",
+    "scaffold": "SCAFFOLD",
+}
+# Which way is better, by the last word of a name; others are not judged.
+HIGHER, LOWER = ("accuracy", "recall", "precision", "f1", "auc"), ("loss", "error", "perplexity")
+
+
+def algorithm(name: str) -> str:
+    """`fedavgm` and `fed_avgm` are `FedAvgM`; a name that is not ours is what it is."""
+    return ALGORITHMS.get(name.replace("_", ""), name)
+
+
+def direction(key: str) -> int:
+    """1 where higher is better, -1 where lower is, 0 where nobody knows."""
+    last = key.rpartition(".")[2]
+    if last in HIGHER or last.endswith("accuracy"):
+        return 1
+    return -1 if last in LOWER or last.endswith("loss") else 0
 
 
 def measure(key: str) -> Callable[[float | None], str]:
@@ -35,6 +73,21 @@ def title(key: str) -> str:
     return " ".join(key.removeprefix("eval.").replace("_", " ").split(".")).capitalize()
 
 
+def date(iso: str) -> str:
+    """`17 November 2026, 18:05`; nothing if it is not a date."""
+    try:
+        found = datetime.fromisoformat(iso)
+    except ValueError:
+        return ""
+    return f"{found.day} {found:%B %Y, %H:%M}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def said(value: Any) -> str:
     """A value of JSON in words."""
     if isinstance(value, Mapping):
@@ -43,4 +96,6 @@ def said(value: Any) -> str:
         return ", ".join(map(said, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"  # 0.1, also where it was a number of 32 bits
     return "none" if value is None else str(value)

@@ -1,5 +1,6 @@
-"""From a folder to its `report.html`."""
+"""The reports of experiments, and of whatever a folder holds."""
 
+import webbrowser
 from pathlib import Path
 
 from fedgrad.experiments.experiment import Experiment, Reproduction, show
@@ -7,24 +8,21 @@ from fedgrad.experiments.registry import experiment
 from fedgrad.experiments.results import load
 from fedgrad.report import run
 from fedgrad.report.experiment import experiment_page
-from fedgrad.report.page import ReportError
-from fedgrad.report.search import search_page
+from fedgrad.report.runs import NAME, report
 from fedgrad.report.tuning import run_page
-from fedgrad.training import search_folder
 from fedgrad.training.files import write_whole
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, open: bool = False) -> Path:
     """Write the report of a run folder, of a search or of an experiment, and say where it is."""
-    if not folder.is_dir():
-        raise ReportError.here(f"There is no folder {folder}.")
-    if (folder / "results.json").exists():
-        results = load(folder)
-        found = experiment(results.experiment, results.facts.get("task"))
-        return write_experiment_report(folder, found, show(found, results, folder))
-    if (folder / search_folder.NAME).exists():
-        return _written(folder, search_page(search_folder.read(folder)))
-    return write_run_report(folder)[0]
+    if not (folder / "results.json").exists():
+        return report(folder, open=open)
+    results = load(folder)
+    found = experiment(results.experiment, results.facts.get("task"))
+    path = write_experiment_report(folder, found, show(found, results, folder))
+    if open:
+        webbrowser.open(path.resolve().as_uri())
+    return path
 
 
 def write_run_report(folder: Path) -> tuple[Path, run.Run]:
@@ -39,6 +37,6 @@ def write_experiment_report(folder: Path, experiment: Experiment, shown: Reprodu
 
 
 def _written(folder: Path, page: str) -> Path:
-    path = folder / "report.html"
+    path = folder / NAME
     write_whole(path, page.encode())
     return path

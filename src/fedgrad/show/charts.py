@@ -7,68 +7,18 @@ any viewer shows, for a page or a notebook.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
-import numpy as np
-
-from fedgrad.show.axis import Axis, Unit, axis
+from fedgrad.show.axis import Axis, axis
+from fedgrad.show.drawing import Chart, Curve, drawn, heights, key, named, stroke
 from fedgrad.show.markup import Html, element
-from fedgrad.show.numbers import number
 from fedgrad.show.pen import document, text_width, words
 
 __all__ = ["Axis", "Chart", "Curve", "Figure", "alike", "axis"]
 
-Numbers = Sequence[float] | np.ndarray
-Look = Literal["line", "dashed", "dots", "thin", "broad", "faint"]
-LOOKS: dict[Look, dict[str, Any]] = {
-    "line": {"stroke_width": 2},
-    "dashed": {"stroke_width": 2, "stroke_dasharray": "5 4", "stroke_linecap": "butt"},
-    "dots": {"stroke_width": 7, "opacity": 0.6},
-    # In the background: these are not told under the pointer.
-    "thin": {"stroke_width": 1.2, "opacity": 0.8},
-    "broad": {"stroke_width": 10, "opacity": 0.3},
-    "faint": {"stroke_width": 1, "opacity": 0.28},
-}
-FAR = 8.0  # curves that leave what the first one spans by this factor are cut
 GAP, LABELS, HEADING, BELOW = 22, 50, 26, 24  # pixels between plots, and around each
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Values over x; what is not finite is left out. `band`: the low and the high end of a range
-    around them. `colour`: p0 to p4, or line."""
-
-    name: str
-    x: Numbers
-    y: Numbers
-    colour: str = "p0"
-    look: Look = "line"
-    band: tuple[Numbers, Numbers] | None = None
-
-    @property
-    def told(self) -> bool:
-        """Whether its values are shown under the pointer, and decide how high the chart is."""
-        return self.look in ("line", "dashed", "dots")
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Curves over axes. The first curve is what it is about: it is on top, and shown whole unless
-    the axes are given."""
-
-    heading: str
-    curves: Sequence[Curve]
-    x_name: str
-    y_name: str = ""
-    note: str = ""
-    x_unit: Unit = ""
-    y_unit: Unit = ""
-    x_axis: Axis | None = None
-    y_axis: Axis | None = None
 
 
 @dataclass(frozen=True)
@@ -93,119 +43,8 @@ def alike(charts: Iterable[Chart]) -> list[Chart]:
     """The same charts on one y axis, to be compared."""
     charts = list(charts)
     curves = [curve for chart in charts for curve in chart.curves]
-    shared = axis((y for curve in curves for y in _heights(curve)), unit=charts[0].y_unit)
+    shared = axis((y for curve in curves for y in heights(curve)), unit=charts[0].y_unit)
     return [replace(chart, y_axis=shared) for chart in charts]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A chart with its axes, and remarks on what does not fit on them."""
-
-    curves: Sequence[Curve]
-    across: Axis
-    up: Axis
-    remarks: Sequence[str]
-
-    def paths(self, wide: float, high: float) -> list[Html]:
-        """The grid, bands and curves, in a drawing of this size; what is on top comes last."""
-        lines = (f"M0 {high * (1 - self.up.place(t)):.1f}H{wide}" for t in self.up.ticks())
-        return [
-            *(element("path", class_="grid stroke-round", d=d) for d in lines),
-            *(self._band(curve, wide, high) for curve in reversed(self.curves) if curve.band),
-            *(self._path(curve, wide, high) for curve in reversed(self.curves)),
-        ]
-
-    def _band(self, curve: Curve, wide: float, high: float) -> Html:
-        assert curve.band is not None
-        low, top = (list(zip(curve.x, edge, strict=True)) for edge in curve.band)
-        ends = [(x, y) for x, y in [*low, *reversed(top)] if math.isfinite(y)]
-        points = [self._place(x, y, wide, high) for x, y in ends]
-        return element(
-            "path", class_=f"fill-{curve.colour}", opacity=0.18, d=f"M{'L'.join(points)}Z"
-        )
-
-    def _path(self, curve: Curve, wide: float, high: float) -> Html:
-        steps, pen_down = [], False
-        for x, y in zip(curve.x, curve.y, strict=True):
-            if not math.isfinite(y):
-                pen_down = False
-                continue
-            steps.append(("L" if pen_down else "M") + self._place(x, y, wide, high))
-            pen_down = curve.look != "dots"
-        # A single point is a line of no length, which a round cap makes visible.
-        end = "h0" if curve.look == "dots" or len(steps) == 1 else ""
-        return stroke(curve, "".join(step + end for step in steps))
-
-    def _place(self, x: float, y: float, wide: float, high: float) -> str:
-        # Far outside is as good as anywhere outside, and keeps numbers short.
-        height = min(max(self.up.place(y), -2.0), 3.0)
-        return f"{wide * self.across.place(x):.1f} {high * (1 - height):.1f}"
-
-
-def drawn(chart: Chart) -> Drawn:
-    """A chart on its axes: those that it has, or axes that fit."""
-    curves = [curve for curve in chart.curves if len(curve.x)]
-    places = (x for curve in curves for x in curve.x)
-    across = chart.x_axis or axis(places, zero=True, unit=chart.x_unit)
-    if chart.y_axis is not None:
-        return Drawn(curves, across, chart.y_axis, ())
-    up, remarks = _vertical(curves, across, chart.x_name, chart.y_unit)
-    return Drawn(curves, across, up, remarks)
-
-
-def named(curves: Iterable[Curve]) -> list[Curve]:
-    """Of curves with the same name the first: what a legend says."""
-    return list({curve.name: curve for curve in reversed(list(curves))}.values())[::-1]
-
-
-def stroke(curve: Curve, d: str) -> Html:
-    """A line that looks like this curve."""
-    ends = {"stroke_linecap": "round", "stroke_linejoin": "round", "fill": "none"}
-    look = ends | LOOKS[curve.look]
-    return element("path", class_=f"curve stroke-{curve.colour}", **look, d=d)
-
-
-def _heights(curve: Curve) -> Iterator[float]:
-    yield from curve.y
-    for edge in curve.band or ():
-        yield from edge
-
-
-def _vertical(
-    curves: Sequence[Curve], across: Axis, x_name: str, unit: Unit
-) -> tuple[Axis, list[str]]:
-    """The y axis, and remarks on what does not fit on it.
-
-    A curve that runs far away from the first one is cut, and a remark says so, because otherwise a
-    run that diverges would flatten all others.
-    """
-    finite = [[y for y in curve.y if math.isfinite(y)] for curve in curves]
-    told = [ys for curve, ys in zip(curves, finite, strict=True) if curve.told and ys]
-    # A start is common to all curves, so it is always shown.
-    whole = [*(told or finite or [[]])[0], *(ys[0] for ys in told)]
-    low, high = min(whole, default=0.0), max(whole, default=1.0)
-    room = (FAR - 1) * max(high - low, 0.1 * abs(high), 1e-12)
-    remarks, shown = [], []
-    for c, ys in zip(curves, finite, strict=True):
-        shown += [y for y in _heights(c) if low - room <= y <= high + room]
-        if not c.told:
-            continue
-        lost = len(c.y) - len(ys)
-        if far := [y for y in ys if not low - room <= y <= high + room]:
-            worst = number(max(far, key=abs))
-            x = next(x for x, y in zip(c.x, c.y, strict=True) if y in far)
-            remarks.append(
-                f"{c.name} leaves this chart at {x_name} {across.label(x)}, up to {worst}."
-            )
-        if lost:
-            x = next(x for x, y in zip(c.x, c.y, strict=True) if not math.isfinite(y))
-            remarks.append(
-                f"{c.name} is not finite from {x_name} {across.label(x)} ({lost} times)."
-            )
-    return axis(shown, unit=unit), remarks
-
-
-# --- as SVG -----------------------------------------------------------------------------------
 
 
 def _svg(figure: Figure) -> str:
@@ -248,11 +87,6 @@ def _legend(curves: Sequence[Curve], whole: float) -> tuple[Html, float]:
         parts += [stroke(curve, key(curve, x, y - 4)), words(x + 32, y, curve.name, colour="quiet")]
         x += width + 12
     return element("g", parts), y + 10 if parts else 0
-
-
-def key(curve: Curve, x: float = 1, y: float = 5) -> str:
-    """The stroke that stands for a curve in a legend."""
-    return f"M{x + 12} {y}h0" if curve.look == "dots" else f"M{x} {y}h24"
 
 
 def _row(

@@ -23,6 +23,18 @@ _MACHINERY = (
     *(_ROOT + layer + os.sep for layer in ("core", "plan", "ad", "executors", "show")),
 )
 
+WORDS = {
+    "train": "local training",
+    "own": "loss",
+    "apply": "step",
+    "build": "step",
+    "_stacked": "step",
+    "follow": "learning",
+    "fresh_round": "learning",
+    "same_round": "learning",
+    "finite": "guard",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Work:
@@ -44,7 +56,7 @@ def stage_work(directing: set[Function], equations: Sequence[Equation], nothing:
     if not places:
         return Work("", nothing)
     first = [next((f for f in fs if f not in directing), None) for _, fs in places]
-    names = Counter(_name(f) for f in first if f is not None)
+    names = Counter(_called(f) for f in first if f is not None)
     if names:
         top = [name for name, n in names.most_common(2) if 4 * n >= names.total()]
         return Work(", ".join(name for name in names if name in top), detail)
@@ -92,6 +104,12 @@ def _functions(source: Any) -> list[Function]:
     stack = getattr(getattr(source, "traceback", None), "frames", ())
     functions = [(f.file_name, f.function_name) for f in reversed(stack)]
     return [f for f in functions if not f[0].startswith(_MACHINERY) and "<" not in _name(f)]
+
+
+def _called(function: Function) -> str:
+    """A function in a word: nobody has to know those of the library's algorithms by name."""
+    own = function[0].startswith(_ROOT + "algorithms" + os.sep)
+    return WORDS.get(_name(function), _name(function)) if own else _name(function)
 
 
 def _name(function: Function) -> str:

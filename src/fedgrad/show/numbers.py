@@ -47,6 +47,17 @@ def count(number: float) -> str:
     return f"{value:.0f}{unit}" if value >= 100 or not unit else f"{value:.1f}{unit}"
 
 
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 20 s`, `1 h 5 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def plural(number: int, word: str) -> str:
     """`1 round`, `2 rounds`."""
     return f"{number:,} {word}" + ("" if number == 1 else "s")

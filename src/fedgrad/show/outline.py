@@ -7,7 +7,7 @@ with their visits to clients, frames around loops, and links for what stays with
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -115,7 +115,7 @@ def outline(plan: Plan) -> Outline:
     tree = jax.tree.unflatten(plan.outputs, plan.graph.outputs)
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     arguments = _sizes(lanes, [(_argument(v), v) for v in plan.graph.inputs])
-    results = _sizes(lanes, [(_result(path), v) for path, v in leaves])
+    results = _sizes(lanes, [(_result(tree, path), v) for path, v in leaves])
     walk = _Walk(plan)
     own = {v: _argument(v) for v in plan.graph.inputs if is_client(v.at)}
     items = core.fold(plan.graph, walk.drawn)(own, {}, None)
@@ -222,9 +222,12 @@ def _argument(v: Value) -> str:
     return re.split(r"[.\[]", v.origin.name.strip('"'))[0] or "a constant"
 
 
-def _result(path: Sequence[Any]) -> str:
+def _result(tree: Any, path: Sequence[Any]) -> str:
     if not path:
         return "result"
+    part = tree[path[0].idx] if isinstance(tree, tuple) and hasattr(path[0], "idx") else None
+    if is_dataclass(part) and not isinstance(part, Value):  # a `TunedState` is a state
+        return re.findall("[A-Z]?[^A-Z]*", type(part).__name__)[-2].lower()
     key = jax.tree_util.keystr(tuple(path[:1]), simple=True)
     key = "".join(c if c.isprintable() else "?" for c in key)  # a key of the user's can be anything
     return f"result[{key}]" if key.isdigit() else key

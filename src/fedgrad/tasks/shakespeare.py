@@ -14,7 +14,7 @@ from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.tokens import BOS, EOS, FIRST, OOV, PAD
 from fedgrad.tasks.data.values import text
 from fedgrad.tasks.from_data import FromData, Model
-from fedgrad.training.evaluation import Ratio
+from fedgrad.training.means import Ratio
 
 LENGTH = 80
 # The characters of TFF's data set, in an order of our own.

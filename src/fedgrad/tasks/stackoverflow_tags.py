@@ -15,7 +15,7 @@ from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.tokens import frequent
 from fedgrad.tasks.data.values import text
 from fedgrad.tasks.from_data import FromData, Model
-from fedgrad.training.evaluation import Ratio
+from fedgrad.training.means import Ratio
 
 WORDS, TAGS = 10_000, 500
 LENGTH, MOST_TAGS = 100, 5  # of one example; what is more is cut off

@@ -21,9 +21,11 @@ from fedgrad.core.types import State
 from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.federation.protocol.values import NodeValue
 from fedgrad.training import models
+from fedgrad.training.best import Best
 from fedgrad.training.config import differences, leaves, name_of
 from fedgrad.training.files import RunFolderError, write_whole
 from fedgrad.training.history import History
+from fedgrad.training.log import number, plain
 
 NAME, PREVIOUS, FORMAT = "checkpoint.npz", "checkpoint.previous.npz", 1
 DIGEST = 64  # bytes, in hexadecimal
@@ -37,6 +39,7 @@ class Checkpoint:
     state: State
     history: History
     config: dict[str, Any]
+    best: Best | None = None  # where it is kept
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -59,6 +62,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         arrays[f"history/{i}/values"] = checkpoint.history[name]
         description["history"].append({"name": name})
     description["model"] = models.kept(checkpoint.state, arrays, _encode)
+    if checkpoint.best is not None:
+        description["best"] = _kept_best(checkpoint.best, arrays)
     write_whole(folder / NAME, _pack(arrays, description), folder / PREVIOUS)
 
 
@@ -88,11 +93,13 @@ def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | No
     state = [
         decode(arrays[f"state/{i}"], kind, first[i]) for i, kind in enumerate(description["state"])
     ]
+    whole = jax.tree.unflatten(structure, state)
     return Checkpoint(
         description["round"],
-        jax.tree.unflatten(structure, state),
+        whole,
         history(arrays, description),
         description["config"],
+        _best(arrays, description.get("best"), whole),
     )
 
 
@@ -109,6 +116,25 @@ def history(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> Histo
         for i, column in enumerate(description["history"])
     }
     return History(columns)
+
+
+def _kept_best(best: Best, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What is said of the best model, whose arrays are added."""
+    found = [_encode(leaf) for leaf in jax.tree.leaves(best.params)]
+    arrays |= {f"best/{i}": array for i, (array, _) in enumerate(found)}
+    at, value = (plain(np.asarray(x)) for x in (best.round, best.value))
+    leaves = [kind for _, kind in found]
+    return {"round": at, "value": value, "metric": best.metric, "leaves": leaves}
+
+
+def _best(arrays: dict[str, np.ndarray], kept: dict[str, Any] | None, state: State) -> Best | None:
+    """The best model, which has the structure of every other."""
+    if kept is None:
+        return None
+    first, structure = jax.tree.flatten(state.params)
+    leaves = [decode(arrays[f"best/{i}"], k, first[i]) for i, k in enumerate(kept["leaves"])]
+    params = jax.tree.unflatten(structure, leaves)
+    return Best(params, number(kept["round"]), number(kept["value"]), kept["metric"])
 
 
 def _left(state: State, names: set[str], at: tuple[Any, ...] = ()) -> State:

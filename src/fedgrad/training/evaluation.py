@@ -8,38 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.algorithms.objective import per_example, takes_key
-from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import HeldOut, require_rule
 from fedgrad.clients.population import Population
 from fedgrad.core.arguments import ClientData
 from fedgrad.core.errors import ArgumentError, known_fields, require_whole
 from fedgrad.core.graph import CLIENTS
-from fedgrad.core.primitives import accumulator
-from fedgrad.core.program import Executor, Program, broadcast, program, sum
-from fedgrad.core.types import Batch, Params
+from fedgrad.core.program import Executor, Program, program
+from fedgrad.core.types import Params
+from fedgrad.training import per_client as spreads
+from fedgrad.training.means import Metric, means, of_portions
 
 Progress = Callable[[int, int], None]  # (clients that are done, of how many)
-# (params, batch) -> one number per example
-Metric = Callable[..., Any]
-
-
-@known_fields
-@dataclass(frozen=True)
-class Ratio:
-    """A metric that is a ratio of two sums over all examples, such as tokens that are right over
-    tokens: `Ratio(right, tokens)`, two functions `(params, batch)` with one number per example."""
-
-    part: Metric
-    whole: Metric
-
-    def __call__(self, params: Params, batch: Batch) -> jax.Array:
-        """The ratio of each example; 0 where there is nothing."""
-        part, whole = self.part(params, batch), self.whole(params, batch)
-        return part / jnp.where(whole == 0, 1, whole).astype(part.dtype)
 
 
 @known_fields
@@ -55,8 +36,10 @@ class Evaluation:
     if nothing is said as many as half of the clients have, and at most 100. Clients on disk that
     are too many for the device are gone over portion by portion; a cohort, such as
     `clients.sample(key, 1000)`, is a sample of them, always the same. `held_out`: only of these
-    examples of each client, which `fg.holding_out(algorithm, held_out)` does not train on. Without
-    clients it is a function of the model, whatever that does.
+    examples of each client, which `fg.holding_out(algorithm, held_out)` does not train on.
+    `per_client`: also how the metrics are spread over clients, as `per_client.loss.mean` (where
+    each client counts alike), `.lowest_tenth` and `.highest_tenth` of clients, and `.percentiles`.
+    Without clients it is a function of the model, whatever that does.
     """
 
     def __init__(
@@ -66,17 +49,20 @@ class Evaluation:
         batch_size: int | None = None,
         every: int = 10,
         held_out: HeldOut | None = None,
+        per_client: bool = False,
     ) -> None:
         require_whole("every", every)
-        self.every = every
+        self.every, self.per_client = every, per_client
         self.metrics = tuple(metrics) if isinstance(metrics, Mapping) else None  # by name
         self.program: Program | None = None
         if clients is None:
-            if not callable(metrics) or batch_size is not None or held_out is not None:
+            further = {"batch_size": batch_size, "held_out": held_out, "per_client": per_client}
+            if not callable(metrics) or any(further.values()):
+                given = ", ".join(f"{name}={value!r}" for name, value in further.items())
                 raise ArgumentError.here(
                     "fg.Evaluation without clients takes a function of the model, and how often: "
-                    f"got {metrics!r}, {batch_size=}, {held_out=}. Give it the clients whose "
-                    'examples count: fg.Evaluation({"loss": loss}, clients).'
+                    f"got {metrics!r}, {given}. Give it the clients whose examples count: "
+                    'fg.Evaluation({"loss": loss}, clients).'
                 )
             self.function = metrics
             return
@@ -94,7 +80,9 @@ class Evaluation:
         require_whole("batch_size", batch_size)
         if held_out is not None:
             require_rule("fg.Evaluation", held_out)
-        self.program, self.of = _means(metrics, batch_size, held_out), clients
+        if per_client and self.metrics is not None:
+            self.metrics += tuple(spreads.names(metrics))
+        self.program, self.of = means(metrics, batch_size, held_out, per_client), clients
 
     @property
     def clients(self) -> Any:
@@ -106,20 +94,45 @@ class Evaluation:
         they are not all asked at once."""
         if self.program is None:
             return self.function(params)
+        found, each = self._asked(self.program, params, progress)
+        if not self.per_client:
+            return found
+        return {**found, **spreads.spread(each, getattr(self.of, "sharding", None))}
+
+    def each_client(self, params: Params) -> dict[str, np.ndarray]:
+        """The metrics of every client, in the order of the population: `{"loss": [0.3, 1.2, ...]}`,
+        of an evaluation with `per_client=True`. NaN for who has no examples."""
+        if self.program is None or not self.per_client:
+            raise ArgumentError.here(
+                "each_client() is of an evaluation that looks at each of them: "
+                "fg.Evaluation(..., per_client=True)."
+            )
+        return spreads.quotients(self._asked(self.program, params)[1])
+
+    def _asked(
+        self, program: Program, params: Params, progress: Progress | None = None
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        """The metrics, and the sums of each client if that is wanted."""
         if not isinstance(self.of, Population):
-            return self.program(params, self.of)[0]
+            found = program(params, self.of)
+            spreads.require_here(found[2])
+            return found[0], found[2]
         with closing(self.of.portions()) as portions:
             first = next(portions)
             if len(first) == len(self.of):
-                return self.program(params, first)[0]
-            sums, done = [], 0
+                found = program(params, first)
+                spreads.require_here(found[2])
+                return found[0], found[2]
+            sums, each, done = [], [], 0
             for portion in itertools.chain([first], portions):
-                sums.append(self.program(params, portion)[1])
+                _, its_sums, its_clients = program(params, portion)
+                sums.append(its_sums)
+                each.append(its_clients)
                 jax.block_until_ready(sums[-2:-1])  # one is computed, and no more are in line
                 done += len(portion)
                 if progress is not None:
                     progress(done, len(self.of))
-            return _quotients(sums)
+            return of_portions(sums), jax.tree.map(lambda *parts: np.concatenate(parts), *each)
 
     def on(self, executor: Executor) -> "Evaluation":
         """The same evaluation, run by another executor."""
@@ -213,61 +226,3 @@ def _usual_batch(clients: Any) -> int:
     """Half of the clients are done in one batch, so that few batches are mostly padding."""
     counts = clients.counts if isinstance(clients, Population) else getattr(clients, "count", None)
     return 100 if counts is None else int(np.clip(np.median(counts), 1, 100))
-
-
-def _quotients(sums: list[dict[str, tuple[Any, Any]]]) -> dict[str, np.ndarray]:
-    """The metrics of all portions together, of the sums of each."""
-
-    def total(parts: Any) -> np.ndarray:
-        return np.asarray(parts, np.float64).sum(0)
-
-    def quotient(name: str) -> np.ndarray:
-        tops, bottoms = zip(*(portion[name] for portion in sums), strict=True)
-        with np.errstate(divide="ignore", invalid="ignore"):  # as on the device
-            return np.asarray(total(tops) / total(bottoms), tops[0].dtype)
-
-    return {name: quotient(name) for name in sums[0]}
-
-
-def _means(
-    metrics: Mapping[str, Metric], batch_size: int, held_out: HeldOut | None = None
-) -> Program:
-    summed = dict(metrics)
-    for name, metric in metrics.items():
-        if isinstance(metric, Ratio):
-            summed |= {name: metric.part, _whole(name): metric.whole}
-
-    @program(clients=CLIENTS)
-    def evaluate(params: Params, clients: Any) -> Any:
-        """The metrics by name, and of each the two sums whose quotient it is."""
-        examples = Examples.of(clients)
-        if held_out is not None:
-            _, examples = held_out.split(examples)
-        params = broadcast(params)
-
-        def add(
-            totals: dict[str, jax.Array], batch: Batch, mask: jax.Array
-        ) -> dict[str, jax.Array]:
-            return {
-                name: totals[name] + _total(metric, params, batch, mask)
-                for name, metric in summed.items()
-            }
-
-        zero = jnp.zeros((), accumulator(params))
-        totals = sum(examples.fold(add, dict.fromkeys(summed, zero), batch_size))
-        count = sum(examples.count).astype(zero.dtype)
-        sums = {name: (totals[name], totals.get(_whole(name), count)) for name in metrics}
-        return {name: top / bottom for name, (top, bottom) in sums.items()}, sums
-
-    return evaluate
-
-
-def _whole(name: str) -> str:
-    return f"{name}: whole"
-
-
-def _total(metric: Metric, params: Params, batch: Batch, mask: jax.Array) -> jax.Array:
-    # What is random in training (dropout) is drawn the same way in every evaluation.
-    key = jax.random.key(0) if takes_key(metric) else None
-    values = per_example(metric, params, batch, key)
-    return jnp.sum(jnp.where(mask, values.astype(accumulator(params)), 0))

@@ -17,6 +17,7 @@ from fedgrad.core.errors import FederatedError, known_arguments
 from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.show.numbers import plural
 from fedgrad.show.terminal import monospace
+from fedgrad.training.best import Best
 from fedgrad.training.config import brief, describe
 from fedgrad.training.course import Course
 from fedgrad.training.curves import changes, curves
@@ -43,6 +44,7 @@ class Result:
     rounds: int
     stopped: str | None  # why it ended before the last round, if it did
     name: str = "training"  # what the algorithm is called
+    best: Best | None = None  # the best model, with callbacks=[fg.keep_best(...)]
 
     @property
     def params(self) -> Params:
@@ -101,14 +103,14 @@ def fit(
     `algorithm.starting(hyper)`.
 
     `evaluate`: a `fg.Evaluation`, which says how often; or a function of the model that gives
-    metrics by name, every 10 rounds; or several by name. All are asked after the last round too,
-    and run where the algorithm does unless they were put elsewhere. `callbacks` are called with
-    (round, state, metrics) after every round and stop training by returning True, or the reason;
-    before the first one their `begin(history, about)`, if they have it, sees the rounds of a run
-    that is resumed, and their `close()` comes last. See `fg.early_stop` and `fg.non_finite`; for
-    others to look at it, `fg.TensorBoard`, `fg.WandB`, `fg.MLflow` and `fg.CSV`.
-    `out` is a folder, or a `fg.run_folder`, from which an interrupted run goes on; `fg.load` reads
-    it. `progress`: False is silent.
+    metrics by name, every 10 rounds; or several by name. All are asked before the first round (as
+    round 0) and after the last one, and run where the algorithm does unless they were put
+    elsewhere. `callbacks` are called with (round, state, metrics) after every round and stop
+    training by returning True, or the reason; before the first one their `begin(history, about)`,
+    if they have it, sees the rounds of a run that is resumed, and their `close()` comes last. See
+    `fg.early_stop`, `fg.non_finite` and `fg.keep_best`; for others to look at it, `fg.TensorBoard`,
+    `fg.WandB`, `fg.MLflow` and `fg.CSV`. `out` is a folder, or a `fg.run_folder`, from which an
+    interrupted run goes on; `fg.load` reads it. `progress`: False is silent.
     """
     evaluations = Evaluations.of(evaluate)
     require_rounds(rounds, of_use=bool(evaluations.by_name) or out is not None)
@@ -149,6 +151,8 @@ def fit(
             kept,
             shown,
             interrupts,
+            found.best,
+            kept.shown(rounds, params, found.history),
         )
         loop.run()
         kept.end(loop.stopped)
@@ -157,7 +161,8 @@ def fit(
     last = names_of.replace(
         algorithm.hyper, {n: v.item() if v.ndim == 0 else v for n, v in used.items()}
     )
-    return Result(loop.at.state, last, loop.history, loop.at.round, loop.stopped, algorithm.name)
+    ended = (loop.at.state, last, loop.history, loop.at.round, loop.stopped)
+    return Result(*ended, name=algorithm.name, best=loop.best)
 
 
 def _is_stacked(trained: Any, given: Any) -> bool:

@@ -58,7 +58,7 @@ def read_log(path: str | os.PathLike[str]) -> History:
     lines = Path(path).read_text(encoding="utf-8").split("\n")
     for line in lines[:-1]:  # after the last line break there is nothing, or half a line
         row = json.loads(line)
-        history.record(row.pop("round"), {name: _number(v) for name, v in row.items()})
+        history.record(row.pop("round"), {name: number(v) for name, v in row.items()})
     return history
 
 
@@ -77,7 +77,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> Any:
+def number(value: Any) -> Any:
+    """What `plain` wrote, read back."""
     if isinstance(value, list):
-        return np.asarray([_number(v) for v in value])
+        return np.asarray([number(v) for v in value])
     return float(value) if isinstance(value, str) else value

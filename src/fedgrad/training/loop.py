@@ -19,9 +19,11 @@ import numpy as np
 from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.core.errors import ArgumentError, caller
 from fedgrad.core.types import State
+from fedgrad.training.best import Best, after, keeping
 from fedgrad.training.evaluation import Evaluations
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
+from fedgrad.training.live import Live
 from fedgrad.training.progress import Display
 from fedgrad.training.run_folder import Keeping
 from fedgrad.training.stopping import Callback, Stop
@@ -54,6 +56,8 @@ class Loop:
     kept: Keeping = field(default_factory=Keeping)
     display: Display = field(default_factory=Display)
     interrupts: Interrupts = field(default_factory=Interrupts)
+    best: Best | None = None  # model, where one is asked for
+    live: Live = field(default_factory=Live)
     stopped: str | None = None
     warned: bool = False
     ahead: int = field(default_factory=lambda: AHEAD[0])
@@ -65,14 +69,17 @@ class Loop:
         try:
             self._play()
         except BaseException as error:
-            self.kept.rescue(self.at.round, self.at.state, self.history, error)
+            self.kept.rescue(self.at.round, self.at.state, self.history, error, self.best)
+            self.live.end(self.history, _why(error))
             raise
-        self.kept.save(self.at.round, self.at.state, self.history)
+        self.kept.save(self.at.round, self.at.state, self.history, self.best)
+        self.live.end(self.history, self.stopped)
 
     def _play(self) -> None:
         self.stopped = self._reason()  # a run that had stopped stays so when it is resumed
         if self.stopped:
             return
+        self._begin()
         started: deque[Played] = deque()
         state, first = self.at.state, self.at.round + 1
         for round in range(first, self.rounds + 1):
@@ -94,6 +101,25 @@ class Loop:
         jax.block_until_ready([one.metrics for one in started])
         self._settle_ready(started)
 
+    def _begin(self) -> None:
+        """Before the first round: how good the model is that training starts with."""
+        if self.at.round or self.history or not self.evaluations.by_name:
+            return
+        found = self._evaluated(self.evaluations, self.at)
+        self.kept.write(0, found)
+        self.settled = time.perf_counter()
+
+    def _evaluated(self, evaluations: Evaluations, one: Played) -> dict[str, np.ndarray]:
+        """Evaluate the model of a round that is over, and remember what is found."""
+        metrics = evaluations(one.state.params, self.display.evaluating)
+        found = self._fetch(Metrics(eval=metrics))
+        self._record(one, found)
+        return found
+
+    def _record(self, one: Played, found: dict[str, np.ndarray]) -> None:
+        self.history.record(one.round, found)
+        self.best = after(keeping(self.callbacks), self.best, one.round, found, one.state.params)
+
     def _settle_ready(self, started: deque[Played]) -> bool:
         """Tell everybody about the rounds that are over. Whether to stop."""
         ready = list(itertools.takewhile(lambda one: _is_ready(one.metrics), started))
@@ -110,22 +136,20 @@ class Loop:
 
     def _settle(self, one: Played, seconds: float) -> bool:
         found = {**self._fetch(one.metrics), "seconds": np.asarray(seconds)}
-        self.history.record(one.round, found)
+        self._record(one, found)
         self.at = one
         told = _told(found)
         try:
             self._warn(one.round, told)
-            asked = [_asks(c, one, told) for c in self.callbacks if not isinstance(c, Stop)]
+            asked = [_asks(c, one, told) for c in self.callbacks if callable(c)]
             self.stopped = self._reason() or next(filter(None, asked), None)
             if self.stopped and one.round < self.rounds:
-                missed = self.evaluations.missed(one.round)
-                late = self._fetch(Metrics(eval=missed(one.state.params, self.display.evaluating)))
-                self.history.record(one.round, late)
-                found |= late
+                found |= self._evaluated(self.evaluations.missed(one.round), one)
         finally:
             self.kept.write(one.round, found)
         self.display.show(one.round, told)
-        self.kept.save_if_due(one.round, one.state, self.history)
+        self.kept.save_if_due(one.round, one.state, self.history, self.best)
+        self.live.show(self.history)
         self.interrupts.survived()
         return self.stopped is not None
 
@@ -138,7 +162,8 @@ class Loop:
         }
 
     def _reason(self) -> str | None:
-        stops = [c for c in self.callbacks if isinstance(c, Stop)] if self.history else []
+        # Before the first round there are evaluations, and nothing else to judge by.
+        stops = [c for c in self.callbacks if isinstance(c, Stop)] if self.at.round else []
         return next(filter(None, (stop.reason(self.history) for stop in stops)), None)
 
     def _warn(self, round: int, metrics: Metrics) -> None:
@@ -156,6 +181,11 @@ class Loop:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _why(error: BaseException) -> str:
+    """In a word; the error itself is raised."""
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
 
 
 def _asks(callback: Callable[..., Any], one: Played, metrics: Metrics) -> str | None:

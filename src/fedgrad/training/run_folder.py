@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: config.json, history.jsonl and the checkpoint."""
+"""What a run leaves in its folder: config.json, history.jsonl, the checkpoint and a report."""
 
 import json
 import os
@@ -12,12 +12,14 @@ from typing import Any
 import jax
 
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
-from fedgrad.core.types import State
+from fedgrad.core.types import Params, State
 from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.training import checkpoint
+from fedgrad.training.best import Best
 from fedgrad.training.checkpoint import Checkpoint
 from fedgrad.training.files import RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History
+from fedgrad.training.live import Live, live
 from fedgrad.training.log import Log
 
 CHECKPOINT_SECONDS = 30.0
@@ -32,7 +34,8 @@ class RunFolder:
     The checkpoint is written every so many rounds (by default about twice a minute), at the end,
     and when training is interrupted. With `resume`, a run that finds its own checkpoint there goes
     on from it, and ends exactly as if it had never been interrupted. `config` is written into
-    config.json too.
+    config.json too. `report.html` shows the run from its first rounds on (unless `report` is
+    False), and follows it in a browser, which is opened with `open`.
     """
 
     path: str | os.PathLike[str]
@@ -40,8 +43,12 @@ class RunFolder:
     every: int | None = None
     resume: bool = True
     config: Mapping[str, Any] = field(default_factory=dict)
+    report: bool = True
+    open: bool = False
 
     def __post_init__(self) -> None:
+        if self.open and not self.report:
+            raise ArgumentError.here("open=True opens the report, which report=False leaves out.")
         if self.every is not None:
             require_whole("every", self.every)
         try:
@@ -85,37 +92,53 @@ class Keeping:
         if self.writes:
             _write_config(path, self.config)
             self.log = Log(path / "history.jsonl", at.history)
-            self.save(at.round, at.state, at.history)
+            self.save(at.round, at.state, at.history, at.best)
         return at
+
+    def shown(self, rounds: int, params: Params, history: History) -> Live:
+        """What shows the run to those who look at its folder."""
+        if self.folder is None or not self.writes:
+            return Live()
+        path, more = Path(self.folder.path), (self.folder.report, self.folder.open)
+        return live(path, self.config, rounds, params, history, *more)
 
     def write(self, round: int, metrics: Mapping[str, Any]) -> None:
         """Log a round."""
         if self.log is not None:
             self.log.write(round, metrics)
 
-    def save_if_due(self, round: int, state: State, history: History) -> None:
+    def save_if_due(
+        self, round: int, state: State, history: History, best: Best | None = None
+    ) -> None:
         """Save every so many rounds, or every now and then."""
         every = None if self.folder is None else self.folder.every
         if time.monotonic() >= self.due if every is None else round % every == 0:
-            self.save(round, state, history)
+            self.save(round, state, history, best)
 
-    def save(self, round: int, state: State, history: History) -> None:
+    def save(self, round: int, state: State, history: History, best: Best | None = None) -> None:
         """Save the last round that is complete."""
         if self.folder is None or not self.writes or self.saved == round:
             return
         start = time.monotonic()
-        now = Checkpoint(round, state, history.until(round), self.config)
+        now = Checkpoint(round, state, history.until(round), self.config, best)
         checkpoint.save(Path(self.folder.path), now)
         self.saved, end = round, time.monotonic()
         self.states = (state, *self.states[:1])  # so nodes keep what both checkpoints need
         self.due = end + max(CHECKPOINT_SECONDS, SHARE * (end - start))
 
-    def rescue(self, round: int, state: State, history: History, error: BaseException) -> None:
+    def rescue(
+        self,
+        round: int,
+        state: State,
+        history: History,
+        error: BaseException,
+        best: Best | None = None,
+    ) -> None:
         """Save what there is after an error, which stays the one that is raised."""
         if self.folder is None:
             return
         try:
-            self.save(round, state, history)
+            self.save(round, state, history, best)
         except Exception as second:
             if str(second) != str(error):
                 error.add_note(str(second))

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, nearest, require_whole
+from fedgrad.training.best import KeepBest, keeping
 from fedgrad.training.history import History, MetricError
 
 
@@ -34,7 +35,7 @@ class Stop:
 
 
 # (round, state, metrics) -> whether to stop, or why
-Callback = Callable[[int, Any, Metrics], Any] | Stop
+Callback = Callable[[int, Any, Metrics], Any] | Stop | KeepBest
 
 
 @known_arguments()
@@ -86,13 +87,14 @@ def check_callbacks(callbacks: Sequence[Callback], evaluated: Sequence[str]) -> 
     """
     if not isinstance(callbacks, Sequence):
         raise ArgumentError.here(f"callbacks= takes a list: callbacks=[...], got {callbacks!r}.")
+    keeping(callbacks)
     for callback in callbacks:
-        if not callable(callback) and not isinstance(callback, Stop):
+        if not callable(callback) and not isinstance(callback, Stop | KeepBest):
             raise ArgumentError.here(
                 "callbacks= takes functions of (round, state, metrics), and fg.early_stop and its "
                 f"like, got {callback!r}."
             )
-        metric = callback.metric if isinstance(callback, Stop) else ""
+        metric = callback.metric if isinstance(callback, Stop | KeepBest) else ""
         known = any(metric == e or (e.endswith(".") and metric.startswith(e)) for e in evaluated)
         if metric.startswith("eval.") and not known:
             missing = f"that is not evaluated.{nearest(metric, list(evaluated))}"

@@ -64,17 +64,16 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
         losses.append(_curves(histories, "eval.train.loss"))
         accuracies.append(_curves(histories, "eval.test.accuracy"))
         exponents.append(_curves(histories[1:], "hyper.weight_exponent"))
-    start = float(np.log(10))  # of a model that is zero, whatever the data
-    loss = np.stack(losses, axis=1)
     return Results(
         experiment="client-weighting",
         settings=asdict(settings),
         facts={"curves": [*FIXED, *LEARNED], "learned": list(LEARNED)},
         arrays={
-            "rounds": np.concatenate([[0], histories[0].rounds("eval.train.loss")]),
+            "rounds": np.asarray(histories[0].rounds("eval.train.loss")),
             # curve x seed x evaluation: the mean over all training examples of all clients
-            "loss": np.concatenate([np.full((*loss.shape[:2], 1), start), loss], axis=2),
-            "accuracy": np.stack(accuracies, axis=1),  # on held-out examples, from the first eval
+            "loss": np.stack(losses, axis=1),
+            # on held-out examples, from the first evaluation after a round
+            "accuracy": np.stack(accuracies, axis=1)[:, :, 1:],
             "exponent": np.stack(exponents, axis=1),  # learned curve x seed x round: used in it
         },
     )

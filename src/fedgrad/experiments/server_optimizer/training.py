@@ -168,8 +168,9 @@ def _recorded(task: fg.tasks.Task, settings: Settings, result: fg.Result) -> dic
     metrics, the hyperparameters, and how often the guard has stepped in so far."""
     at, history = _evaluated(settings) - 1, result.history
     kept = {
-        "accuracy": np.asarray(history[f"eval.test.{next(iter(task.metrics))}"]),
-        "loss": np.asarray(history["eval.train.loss"]),
+        # Without that of the first model, which all have in common.
+        "accuracy": np.asarray(history[f"eval.test.{next(iter(task.metrics))}"])[1:],
+        "loss": np.asarray(history["eval.train.loss"])[1:],
     }
     found = fg.Metrics.of(history)
     for name, values in found.hyper.items():

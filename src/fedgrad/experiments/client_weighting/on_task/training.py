@@ -132,11 +132,12 @@ def _examples(task: fg.tasks.Task) -> dict[str, Any]:
 
 def _recorded(history: fg.History, metric: str) -> dict[str, np.ndarray]:
     """What is kept of a run: evaluations, or rounds, along the first axis."""
-    loss = np.asarray(history["eval.train.loss"])
-    at = np.asarray(history.rounds("eval.train.loss"))
+    # Without that of the first model, which all have in common.
+    loss = np.asarray(history["eval.train.loss"])[1:]
+    at = np.asarray(history.rounds("eval.train.loss"))[1:]
     kept = {
         "loss": loss,
-        "metric": np.asarray(history[f"eval.test.{metric}"]),
+        "metric": np.asarray(history[f"eval.test.{metric}"])[1:],
         "rounds": np.broadcast_to(at.reshape(-1, *[1] * (loss.ndim - 1)), loss.shape),
     }
     learned = fg.Metrics.of(history).hyper

@@ -1,0 +1,138 @@
+"""A run as it goes on, for those who look at it: status.json, and the report.
+
+The room of reports is one that training does not know. It gives a
+function that writes the report of a run (`reported_by`); when, is decided here.
+"""
+
+import json
+import time
+import warnings
+import webbrowser
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedgrad.core.types import Params
+from fedgrad.training.files import RunFolderError, write_whole
+from fedgrad.training.history import History
+
+NAME = "status.json"
+SECONDS = 3.0  # between two reports, at least
+SHARE = 50  # reporting may take one part in so many of the time
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run is, and what the history does not tell."""
+
+    began: str  # ISO date and time
+    rounds: int  # that were asked for
+    parameters: int
+    running: bool = True
+    stopped: str | None = None  # why it ended before the last round, if it did
+    written: str = ""  # ISO date and time
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run as it is now: what a report is made of."""
+
+    folder: Path
+    history: History
+    config: Mapping[str, Any]
+    status: Status
+
+
+Report = Callable[[Seen], Path]
+_reports: list[Report] = []
+
+
+def reported_by(report: Report) -> Report:
+    """Let this function write the report of every run that has a folder, and say where it is."""
+    _reports[:] = [report]
+    return report
+
+
+class Live:
+    """Writes the status and the report of a run now and then; without a folder it is silent."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        config: Mapping[str, Any] = {},
+        status: Status | None = None,
+        report: bool = True,
+        open: bool = False,
+    ) -> None:
+        self.folder, self.config, self.status = folder, config, status
+        self.reports, self.open, self.due = report, open, 0.0
+
+    def show(self, history: History) -> None:
+        """A round is over: write the report if it is time to."""
+        if self.status is not None and time.monotonic() >= self.due:
+            self._write(history, self.status)
+
+    def end(self, history: History, stopped: str | None) -> None:
+        """Training is over, or was interrupted: then `stopped` says so."""
+        if self.status is not None:
+            self._write(history, replace(self.status, running=False, stopped=stopped))
+
+    def _write(self, history: History, status: Status) -> None:
+        if self.folder is None:
+            return
+        begin = time.monotonic()
+        status = replace(status, written=_now())
+        try:
+            write_whole(self.folder / NAME, json.dumps(asdict(status), indent=1).encode())
+            for report in _reports if self.reports else ():
+                path = report(Seen(self.folder, history, self.config, status))
+                if self.open:
+                    webbrowser.open(path.resolve().as_uri())
+                    self.open = False
+        except Exception as error:
+            # Training does not end because nobody can look at it.
+            self.status = None
+            if not isinstance(error, RunFolderError):
+                warnings.warn(
+                    f"The report of {self.folder} cannot be written, training goes on: {error!r}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        end = time.monotonic()
+        self.due = end + max(SECONDS, SHARE * (end - begin))
+
+
+def live(
+    folder: Path,
+    config: Mapping[str, Any],
+    rounds: int,
+    params: Params,
+    history: History,
+    report: bool,
+    open: bool,
+) -> Live:
+    """What shows a run, which begins now or goes on, with a report that says so."""
+    earlier = read_status(folder) if len(history) else None
+    size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
+    status = Status(earlier.began if earlier else _now(), rounds, size)
+    shown = Live(folder, config, status, report, open)
+    shown.show(history)
+    shown.due = 0.0  # the first round is worth telling
+    return shown
+
+
+def read_status(folder: Path) -> Status | None:
+    """What is written in a folder, if that is a status."""
+    try:
+        return Status(**json.loads((folder / NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,100 @@
+"""The program of an evaluation: means of metrics over all examples, of which only sums leave."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgrad.algorithms.objective import per_example, takes_key
+from fedgrad.clients.examples import Examples
+from fedgrad.clients.held_out import HeldOut
+from fedgrad.core.errors import known_fields
+from fedgrad.core.graph import CLIENTS
+from fedgrad.core.primitives import accumulator
+from fedgrad.core.program import Program, broadcast, program, sum
+from fedgrad.core.types import Batch, Params
+
+# (params, batch) -> one number per example
+Metric = Callable[..., Any]
+
+
+@known_fields
+@dataclass(frozen=True)
+class Ratio:
+    """A metric that is a ratio of two sums over all examples, such as tokens that are right over
+    tokens: `Ratio(right, tokens)`, two functions `(params, batch)` with one number per example."""
+
+    part: Metric
+    whole: Metric
+
+    def __call__(self, params: Params, batch: Batch) -> jax.Array:
+        """The ratio of each example; 0 where there is nothing."""
+        part, whole = self.part(params, batch), self.whole(params, batch)
+        return part / jnp.where(whole == 0, 1, whole).astype(part.dtype)
+
+
+def of_portions(sums: list[dict[str, tuple[Any, Any]]]) -> dict[str, np.ndarray]:
+    """The metrics of all portions together, of the sums of each."""
+
+    def total(parts: Any) -> np.ndarray:
+        return np.asarray(parts, np.float64).sum(0)
+
+    def quotient(name: str) -> np.ndarray:
+        tops, bottoms = zip(*(portion[name] for portion in sums), strict=True)
+        with np.errstate(divide="ignore", invalid="ignore"):  # as on the device
+            return np.asarray(total(tops) / total(bottoms), tops[0].dtype)
+
+    return {name: quotient(name) for name in sums[0]}
+
+
+def means(
+    metrics: Mapping[str, Metric], batch_size: int, held_out: HeldOut | None, per_client: bool
+) -> Program:
+    summed = dict(metrics)
+    for name, metric in metrics.items():
+        if isinstance(metric, Ratio):
+            summed |= {name: metric.part, _whole(name): metric.whole}
+
+    @program(clients=CLIENTS)
+    def evaluate(params: Params, clients: Any) -> Any:
+        """The metrics by name, and of each the two sums whose quotient it is: over all clients, and
+        of each of them if that is wanted."""
+        examples = Examples.of(clients)
+        if held_out is not None:
+            _, examples = held_out.split(examples)
+        params = broadcast(params)
+
+        def add(
+            totals: dict[str, jax.Array], batch: Batch, mask: jax.Array
+        ) -> dict[str, jax.Array]:
+            return {
+                name: totals[name] + _total(metric, params, batch, mask)
+                for name, metric in summed.items()
+            }
+
+        zero = jnp.zeros((), accumulator(params))
+        own = examples.fold(add, dict.fromkeys(summed, zero), batch_size)
+
+        def pairs(totals: dict[str, jax.Array], count: jax.Array) -> dict[str, Any]:
+            count = count.astype(zero.dtype)
+            return {name: (totals[name], totals.get(_whole(name), count)) for name in metrics}
+
+        sums = pairs(sum(own), sum(examples.count))
+        found = {name: top / bottom for name, (top, bottom) in sums.items()}
+        return found, sums, pairs(own, examples.count) if per_client else {}
+
+    return evaluate
+
+
+def _whole(name: str) -> str:
+    return f"{name}: whole"
+
+
+def _total(metric: Metric, params: Params, batch: Batch, mask: jax.Array) -> jax.Array:
+    # What is random in training (dropout) is drawn the same way in every evaluation.
+    key = jax.random.key(0) if takes_key(metric) else None
+    values = per_example(metric, params, batch, key)
+    return jnp.sum(jnp.where(mask, values.astype(accumulator(params)), 0))
