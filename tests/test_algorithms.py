@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from by_hand import (
     as_vector,
     loss,
 )
+from fedgrad.algorithms.variants import ALGORITHMS
 from laws import EXECUTORS
 
 COHORTS = [[0, 1, 2], [3, 1, 0], [2, 3, 1]]
@@ -83,6 +85,19 @@ def fed_exp(x, deltas, weights, memory, epsilon=1e-3):
     together = sum(np.sum(d**2) for d in deltas) / (2 * len(deltas) * (np.sum(mean**2) + epsilon))
     memory.setdefault("rates", []).append(together)
     return x - max(1.0, together) * mean
+
+
+def fed_nova(decay=0.0, rate=0.9):
+    """Wang et al. 2020, equation 9: τ_eff Σ p_i d_i, d_i = Δ_i / |a_i|₁; a step moves the model
+    again in all later ones, by the decay."""
+
+    def rule(x, deltas, weights, memory):
+        steps = np.ceil(weights / BATCH).astype(int)
+        moved = [sum(sum(decay**k for k in range(n - j)) for j in range(n)) for n in steps]
+        together = by_hand.mean(weights, moved)
+        return x - rate * together * by_hand.mean(weights, deltas / np.array(moved)[:, None])
+
+    return rule
 
 
 def fed_hyper(x, deltas, weights, memory):
@@ -160,6 +175,12 @@ TABLE = {
     ),
     "fedmechanic": optimizer_row(
         fg.fed_mechanic, optax.contrib.mechanize(optax.sgd(1.0, momentum=0.9), weight_decay=0.0)
+    ),
+    "fednova": Row(fg.fed_nova(loss, **ORDERED, server_learning_rate=0.9), fed_nova()),
+    "fednova, momentum": Row(
+        fg.fed_nova(loss, ordered(fg.optimizer(optax.sgd, learning_rate=0.3, momentum=0.6)), 0.9),
+        fed_nova(0.6),
+        client=lambda: Sgd(0.3, momentum=0.6),
     ),
     "fedprodigy": optimizer_row(fg.fed_prodigy, optax.contrib.prodigy(1.0)),
     "fedprox": Row(
@@ -264,6 +285,32 @@ def test_hyperparameters_are_arguments_and_not_captured():
         deltas = np.array([by_hand.train(x, c, Sgd(0.05))[0] for c in clients])
         x = momentum(x, deltas, by_hand.sizes_of(clients), memory, rate=0.2, decay=0.1)
         np.testing.assert_allclose(as_vector(model), x, rtol=1e-11)
+
+
+KEYED = [make for make in ALGORITHMS.values() if make is not fg.fed_sgd]
+
+
+@pytest.mark.parametrize("make", KEYED, ids=lambda make: make.__name__)
+def test_the_usual_work_of_a_client_in_keywords(make):
+    """The same round as with all of it said in client=."""
+    found = make(loss, client_learning_rate=0.2, batch_size=7, epochs=2)
+    same = make(loss, fg.local_training(0.2, batch_size=7, epochs=2))
+    assert found.hyper == same.hyper
+    state, cohort, key = found.init(as_params(START)), POPULATION.select([0, 1]), jax.random.key(0)
+    own = {}
+    if found.client_init is not None:
+        one = found.client_init(as_params(START), 2)
+        own = {"client_state": jax.tree.map(lambda x: jnp.broadcast_to(x, (2, *x.shape)), one)}
+
+    def jaxpr(algorithm):
+        return jax.make_jaxpr(lambda *args: algorithm.round(*args, **own))(
+            state, found.hyper, cohort, key
+        )
+
+    assert re.sub("0x[0-9a-f]+", "", str(jaxpr(found))) == re.sub(
+        "0x[0-9a-f]+", "", str(jaxpr(same))
+    )
+    assert len(inspect.signature(make).parameters) <= 10
 
 
 # ---- a client's order of its examples
@@ -767,11 +814,25 @@ def at_round(algorithm, params=None):
 
 MISTAKES = {
     "weighting": (lambda: fg.fed_avg(loss, weighting="example"), "weighting.*'examples'"),
-    "client's rate": (lambda: fg.fed_avg(loss, client_learning_rate=1.0), "It is the client:"),
-    "misspelt, and of local training": (
-        lambda: fg.fed_avg(loss, epoch=2),
-        r"Did you mean 'epochs'\?.*client=fg.local_training\(..., epochs=...\)",
+    "client's rate": (
+        lambda: fg.fed_opt(loss, server=optax.sgd(1.0), client_learning_rate=1.0),
+        "It is the client:",
     ),
+    "misspelt, and of local training": (
+        lambda: fg.fed_avg(loss, step=2),
+        r"Did you mean 'steps'\?.*client=fg.local_training\(..., steps=...\)",
+    ),
+    "misspelt": (lambda: fg.fed_avg(loss, epoch=2), r"Did you mean 'epochs'\? Known"),
+    "said twice": (
+        lambda: fg.fed_avgm(loss, client=0.1, batch_size=10),
+        r"fed_avgm\(client=..., batch_size=10\): .*said twice",
+    ),
+    "said twice, by position": (
+        lambda: fg.fed_avgm(loss, 0.1, client_learning_rate=0.2),
+        r"client_learning_rate=0.2\): .*said twice",
+    ),
+    "no whole batch": (lambda: fg.fed_yogi(loss, batch_size=0), "batch_size=0"),
+    "other steps": (lambda: fg.fed_nova(loss, optax.adam(0.1)), "fed_nova: .*plain SGD"),
     "nothing to start with": (
         lambda: fg.fed_avg(loss).starting({"server": {"learning_rate": None}}),
         "'server.learning_rate' is None",
@@ -877,8 +938,8 @@ MISTAKES = {
         r"fed_sgd\(\) has no argument 'epochs'. It has no local training",
     ),
     "of local training": (
-        lambda: fg.fed_yogi(loss, batch_size=10),
-        r"fed_yogi\(\) has no argument 'batch_size'. .*client=fg.local_training\(..., batch_size=",
+        lambda: fg.fed_yogi(loss, shuffle=False),
+        r"fed_yogi\(\) has no argument 'shuffle'. .*client=fg.local_training\(..., shuffle=",
     ),
     **{
         f"typo in {make.__name__}": (

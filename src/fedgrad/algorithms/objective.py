@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,10 +11,62 @@ import jax.numpy as jnp
 
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.primitives import accumulator
+from fedgrad.core.program import broadcast
 from fedgrad.core.types import Batch, Key, Params
 
 Loss = Callable[..., Any]  # (params, batch) or (params, batch, key) -> one loss per example
+
+
+@dataclass(frozen=True, eq=False)
+class WithFixed:
+    """A loss or a metric with arrays that it reads and nobody trains: `fg.with_fixed(...)`."""
+
+    fun: Loss
+    fixed: Any
+
+    def __post_init__(self) -> None:
+        signature = inspect.signature(self.fun)
+        if "fixed" not in signature.parameters:
+            name = getattr(self.fun, "__name__", repr(self.fun))
+            raise ArgumentError.here(
+                f"fg.with_fixed: {name}{signature} has no argument `fixed`. Write "
+                f"def {name}(params, batch, fixed), which is given the arrays."
+            )
+        left = [p for n, p in signature.parameters.items() if n != "fixed"]
+        object.__setattr__(self, "__signature__", signature.replace(parameters=left))
+        object.__setattr__(self, "__name__", getattr(self.fun, "__name__", "loss"))
+
+    def __call__(self, params: Params, batch: Batch, **more: Any) -> Any:
+        """Its value, where the arrays are."""
+        return self.fun(params, batch, fixed=self.fixed, **more)
+
+
+def with_fixed(fun: Loss, fixed: Any) -> WithFixed:
+    """A loss or a metric `fun(params, batch, fixed)` with its `fixed` arrays: frozen weights, an
+    embedding, class weights. They are part of no model: nobody trains or differentiates them. The
+    server sends them to the clients of every round, which a plan shows.
+
+        fg.fed_avg(fg.with_fixed(loss, backbone))
+    """
+    arrays = jax.tree.map(_fixed, fixed)
+    return WithFixed(fun, arrays)
+
+
+def _fixed(leaf: Any) -> jax.Array:
+    try:
+        return jax.lax.stop_gradient(jnp.asarray(leaf))
+    except TypeError:
+        raise ArgumentError.here(
+            f"fg.with_fixed takes arrays, found {type(leaf).__name__}. Bind what is no array with "
+            "functools.partial."
+        ) from None
+
+
+def sent(loss: Loss, at: Placement = CLIENTS) -> Loss:
+    """The loss as clients can compute it: its fixed arrays are sent to them."""
+    return replace(loss, fixed=broadcast(loss.fixed, at)) if isinstance(loss, WithFixed) else loss
 
 
 def takes_key(loss: Loss) -> bool:

@@ -11,6 +11,7 @@ This is the only file that touches `jax.interpreters` and `jax.extend`.
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -257,6 +258,9 @@ def interpret(
     return [value(v) for v in jaxpr.jaxpr.outvars]
 
 
+NOWHERE = "somewhere in a library"
+
+
 def where(*sources: Any) -> str:
     """`file.py:41 (function)` of the user's code that made an equation; the first source that
     knows, from the inside out (JAX forgets the caller of a loop's body)."""
@@ -266,7 +270,7 @@ def where(*sources: Any) -> str:
         path, _, position = head.rpartition(":")[0].rpartition(":")
         if path:
             return f"{path}:{position}" + (f" ({function}" if function else "")
-    return "somewhere in a library"
+    return NOWHERE
 
 
 def current_source() -> Any:
@@ -276,10 +280,17 @@ def current_source() -> Any:
 
 @contextlib.contextmanager
 def at_source(source: Any) -> Iterator[None]:
-    """Equations made here belong to the user's line `source`, if one is known."""
-    with (
-        contextlib.nullcontext()
-        if source is None
-        else source_info_util.user_context(source.traceback)
-    ):
+    """Equations made here belong to the user's line `source`, if one is known, and to the scope
+    (`jax.named_scope`) that it was in."""
+    if source is None:
         yield
+        return
+    names = source_info_util.current().name_stack + source.name_stack
+    with source_info_util.user_context(source.traceback, name_stack=names):
+        yield
+
+
+def scope(source: Any) -> str:
+    """The innermost `jax.named_scope` that an equation was made in; none is ""."""
+    names = re.sub(r"\w+\(|\)", "", str(source.name_stack)) if source is not None else ""
+    return next(filter(None, reversed(names.split("/"))), "")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.algorithms.objective import per_example, takes_key
+from fedgrad.algorithms.objective import per_example, sent, takes_key
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import HeldOut, require_rule
 from fedgrad.clients.population import Population
@@ -241,18 +241,21 @@ def _means(
         examples = Examples.of(clients)
         if held_out is not None:
             _, examples = held_out.split(examples)
-        params = broadcast(params)
+        params, measured = broadcast(params), {n: sent(m) for n, m in summed.items()}
 
         def add(
             totals: dict[str, jax.Array], batch: Batch, mask: jax.Array
         ) -> dict[str, jax.Array]:
             return {
                 name: totals[name] + _total(metric, params, batch, mask)
-                for name, metric in summed.items()
+                for name, metric in measured.items()
             }
 
         zero = jnp.zeros((), accumulator(params))
-        totals = sum(examples.fold(add, dict.fromkeys(summed, zero), batch_size))
+        totals = examples.fold(add, dict.fromkeys(summed, zero), batch_size)
+        for name in totals:
+            with jax.named_scope(f"metric {name.replace('/', ' ')}"):
+                totals[name] = sum(totals[name])
         count = sum(examples.count).astype(zero.dtype)
         sums = {name: (totals[name], totals.get(_whole(name), count)) for name in metrics}
         return {name: top / bottom for name, (top, bottom) in sums.items()}, sums
