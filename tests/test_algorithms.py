@@ -579,6 +579,51 @@ def test_a_schedule_counts_rounds(make, values):
     same_rounds(algorithm, algorithm.hyper, values)
 
 
+AMOUNTS = {  # how much a client does, as a schedule, and what that is in each round
+    "steps": ({"steps": optax.linear_schedule(1.0, 5.0, 2)}, [1, 3, 5]),
+    "fewer steps": ({"steps": lambda t: 4 - t}, [4, 3, 2]),
+    "rounded": ({"steps": optax.cosine_decay_schedule(6.4, 3)}, [6, 5, 2]),
+    "at least one": ({"steps": lambda t: 2 - 2 * t}, [2, 1, 1]),
+    "epochs": ({"epochs": lambda t: 1 + t}, [1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("executor", ["local", "reference", "chunked"])
+@pytest.mark.parametrize("work, each", AMOUNTS.values(), ids=AMOUNTS)
+@pytest.mark.parametrize("make", [fg.fed_avgm, fg.fed_nova])
+def test_how_much_a_client_does_can_be_a_schedule(make, work, each, executor):
+    algorithm = make(loss, ordered(RATE, **work)).on(EXECUTORS[executor])
+    (name,) = work
+    assert list(fg.hyper.schedules(algorithm.hyper)) == [name]
+    state = algorithm.init(as_params(START))
+    for t, (chosen, amount) in enumerate(zip(COHORTS, each, strict=True)):
+        args = POPULATION.select(chosen), jax.random.key(t)
+        plain = make(loss, ordered(RATE, **{name: amount}))
+        same = dataclasses.replace(state, rounds=None)
+        expected, seen = plain.round(same, plain.hyper, *args)
+        state, metrics = algorithm.round(state, algorithm.hyper, *args)
+        np.testing.assert_allclose(as_vector(state.params), as_vector(expected.params), rtol=1e-10)
+        np.testing.assert_allclose(metrics.loss, seen.loss, rtol=1e-10)
+
+
+def test_a_derivative_passes_through_work_that_is_a_schedule():
+    """In every mode, by finite differences."""
+    algorithm = fg.fed_avg(loss, ordered(RATE, steps=lambda t: 2 + t))
+    args = POPULATION.select([0, 1]), jax.random.key(0)
+    state = algorithm.init(as_params(START))
+
+    @fg.program(cohort=fg.CLIENTS)
+    def last(rate, cohort, key):
+        hyper = {**algorithm.hyper, "client": {"learning_rate": rate}}
+        return jnp.sum(algorithm.round(state, hyper, cohort, key)[0].params["w"])
+
+    for mode in ("forward", "reverse", "mixed"):
+        found = fg.grad(last, mode=mode)(0.3, *args)
+        h = 1e-6
+        expected = (last(0.3 + h, *args) - last(0.3 - h, *args)) / (2 * h)
+        np.testing.assert_allclose(found, expected, rtol=1e-7)
+
+
 def test_a_schedule_of_the_servers_own_optimizer_counts_rounds_too():
     options = {"client": fg.local_training(optax.sgd(0.1), batch_size=BATCH)}
     ours = fg.fed_opt(loss, server=fg.optimizer(optax.sgd, learning_rate=COSINE), **options)
@@ -830,6 +875,18 @@ MISTAKES = {
     "said twice, by position": (
         lambda: fg.fed_avgm(loss, 0.1, client_learning_rate=0.2),
         r"client_learning_rate=0.2\): .*said twice",
+    ),
+    "more work than there is room for": (
+        lambda: (
+            fg.fed_avg(loss, fg.local_training(steps=lambda t: 3 - t))
+            .starting({"steps": lambda t: 4 + 0 * t})
+            .init(as_params(START))
+        ),
+        r"'steps' asks for 4, but .* at most 3. Give the longer one",
+    ),
+    "a batch size that changes": (
+        lambda: fg.fed_avg(loss, batch_size=lambda t: 5 + t),
+        "batch_size=.*: give a whole number",
     ),
     "no whole batch": (lambda: fg.fed_yogi(loss, batch_size=0), "batch_size=0"),
     "other steps": (lambda: fg.fed_nova(loss, optax.adam(0.1)), "fed_nova: .*plain SGD"),

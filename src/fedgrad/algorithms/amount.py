@@ -30,8 +30,7 @@ def most(name: str, schedule: Any) -> int:
 
 def require_bounded(name: str, found: Any, bound: int) -> None:
     """Refuse a schedule, or a number, that asks for more than what loops were made for."""
-    known = not isinstance(found, jax.core.Tracer)
-    if known and np.ndim(found) == 0 and most(name, found) > bound:
+    if not isinstance(found, jax.core.Tracer) and most(name, found) > bound:
         raise ArgumentError.here(
             f"{name!r} asks for {most(name, found)}, but what clients do was made for a schedule "
             f"of at most {bound}. Give the longer one when the algorithm is made: "

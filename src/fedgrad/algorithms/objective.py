@@ -66,7 +66,11 @@ def _fixed(leaf: Any) -> jax.Array:
 
 def sent(loss: Loss, at: Placement = CLIENTS) -> Loss:
     """The loss as clients can compute it: its fixed arrays are sent to them."""
-    return replace(loss, fixed=broadcast(loss.fixed, at)) if isinstance(loss, WithFixed) else loss
+    return _with(loss, broadcast(loss.fixed, at)) if isinstance(loss, WithFixed) else loss
+
+
+def _with(loss: Loss, fixed: Any) -> Loss:
+    return replace(loss, fixed=fixed) if isinstance(loss, WithFixed) else loss
 
 
 def takes_key(loss: Loss) -> bool:
@@ -113,25 +117,27 @@ def client_loss(
     examples (none of its few are held out) has a loss of 0.
     """
 
-    def total(params: Params, batch: Batch, mask: jax.Array, key: Key, i: jax.Array) -> jax.Array:
+    def total(
+        params: Params, batch: Batch, mask: jax.Array, key: Key, i: jax.Array, fixed: Any
+    ) -> jax.Array:
         fresh = jax.random.fold_in(key, i) if takes_key(loss) else None
-        losses = per_example(loss, params, batch, fresh)
+        losses = per_example(_with(loss, fixed), params, batch, fresh)
         return jnp.sum(jnp.where(mask, losses, 0))
 
     def summed(fun: Callable[..., Any], like: Any, primals: Any) -> Any:
-        params, examples, key = primals
+        params, examples, key, fixed = primals
 
         def step(carry: Any, batch: Batch, mask: jax.Array) -> Any:
             i, sums = carry
-            new = fun(params, batch, mask, key, i)
+            new = fun(params, batch, mask, key, i, fixed)
             return i + 1, jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, new)
 
         zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), accumulator(x)), like)
         return examples.fold(step, (jnp.int32(0), zeros), batch_size)[1]
 
     @jax.custom_jvp
-    def mean(params: Params, examples: Examples, key: Key) -> jax.Array:
-        sums = summed(total, _zero(params), (params, examples, key))
+    def mean(params: Params, examples: Examples, key: Key, fixed: Any) -> jax.Array:
+        sums = summed(total, _zero(params), (params, examples, key, fixed))
         return sums / jnp.maximum(examples.count, 1).astype(sums.dtype)
 
     @functools.partial(mean.defjvp, symbolic_zeros=True)
@@ -146,7 +152,9 @@ def client_loss(
                 slope = slope + jnp.sum(g * t.astype(g.dtype)).astype(sums.dtype)
         return sums / count, slope / count
 
-    return mean(params, examples, jax.random.key(0) if key is None else key)
+    # Arrays that were sent are handed over: what a derivative captures, it cannot place.
+    fixed = loss.fixed if isinstance(loss, WithFixed) else None
+    return mean(params, examples, jax.random.key(0) if key is None else key, fixed)
 
 
 def _is_zero(x: Any) -> bool:

@@ -14,6 +14,7 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.core.types import Batch, Key
 
 Carry = TypeVar("Carry")
+NOWHERE = 2**31 - 1  # the index of an example that does not exist
 
 
 @jax.tree_util.register_dataclass
@@ -110,7 +111,7 @@ class Examples:
         `steps`, every client does so many, beginning again where its batches end (shuffled once).
         Where epochs or steps are computed, `most` says how many they can be. A step with a fourth
         argument, `index`, is told where in the client's own data its examples are; for those that
-        do not exist, `capacity`, where `array.at[index].set(...)` sets nothing.
+        do not exist, past the end of any array, where `array.at[index].set(...)` sets nothing.
 
         The loop can be differentiated in every mode; where nothing is pulled back through it, the
         executor ends it after this client's last batch instead of the largest client's.
@@ -131,7 +132,7 @@ class Examples:
                 batch = self.take(places)
             if not told:
                 return batch, mask
-            return batch, mask, jnp.where(mask, self.index(places), self.capacity)
+            return batch, mask, jnp.where(mask, self.index(places), NOWHERE)
 
         def body(i: jax.Array, carry: Carry) -> Carry:
             return step(carry, *take(i))
