@@ -53,8 +53,9 @@ class Schedule(NoNumber):
             return self.value(round)
 
     def values(self, rounds: int) -> np.ndarray:
-        """Its numbers of so many rounds."""
-        return np.asarray(jax.vmap(self.at)(jnp.arange(rounds, dtype=jnp.int32)))
+        """Its numbers of so many rounds, also while something is traced."""
+        with jax.ensure_compile_time_eval():
+            return np.asarray(jax.vmap(self.at)(jnp.arange(rounds, dtype=jnp.int32)))
 
 
 @functools.partial(
