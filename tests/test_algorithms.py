@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from by_hand import (
     as_vector,
     loss,
 )
+from fedgrad.algorithms.variants import ALGORITHMS
 from laws import EXECUTORS
 
 COHORTS = [[0, 1, 2], [3, 1, 0], [2, 3, 1]]
@@ -83,6 +85,19 @@ def fed_exp(x, deltas, weights, memory, epsilon=1e-3):
     together = sum(np.sum(d**2) for d in deltas) / (2 * len(deltas) * (np.sum(mean**2) + epsilon))
     memory.setdefault("rates", []).append(together)
     return x - max(1.0, together) * mean
+
+
+def fed_nova(decay=0.0, rate=0.9):
+    """Wang et al. 2020, equation 9: τ_eff Σ p_i d_i, d_i = Δ_i / |a_i|₁; a step moves the model
+    again in all later ones, by the decay."""
+
+    def rule(x, deltas, weights, memory):
+        steps = np.ceil(weights / BATCH).astype(int)
+        moved = [sum(sum(decay**k for k in range(n - j)) for j in range(n)) for n in steps]
+        together = by_hand.mean(weights, moved)
+        return x - rate * together * by_hand.mean(weights, deltas / np.array(moved)[:, None])
+
+    return rule
 
 
 def fed_hyper(x, deltas, weights, memory):
@@ -160,6 +175,12 @@ TABLE = {
     ),
     "fedmechanic": optimizer_row(
         fg.fed_mechanic, optax.contrib.mechanize(optax.sgd(1.0, momentum=0.9), weight_decay=0.0)
+    ),
+    "fednova": Row(fg.fed_nova(loss, **ORDERED, server_learning_rate=0.9), fed_nova()),
+    "fednova, momentum": Row(
+        fg.fed_nova(loss, ordered(fg.optimizer(optax.sgd, learning_rate=0.3, momentum=0.6)), 0.9),
+        fed_nova(0.6),
+        client=lambda: Sgd(0.3, momentum=0.6),
     ),
     "fedprodigy": optimizer_row(fg.fed_prodigy, optax.contrib.prodigy(1.0)),
     "fedprox": Row(
@@ -264,6 +285,32 @@ def test_hyperparameters_are_arguments_and_not_captured():
         deltas = np.array([by_hand.train(x, c, Sgd(0.05))[0] for c in clients])
         x = momentum(x, deltas, by_hand.sizes_of(clients), memory, rate=0.2, decay=0.1)
         np.testing.assert_allclose(as_vector(model), x, rtol=1e-11)
+
+
+KEYED = [make for make in ALGORITHMS.values() if make is not fg.fed_sgd]
+
+
+@pytest.mark.parametrize("make", KEYED, ids=lambda make: make.__name__)
+def test_the_usual_work_of_a_client_in_keywords(make):
+    """The same round as with all of it said in client=."""
+    found = make(loss, client_learning_rate=0.2, batch_size=7, epochs=2)
+    same = make(loss, fg.local_training(0.2, batch_size=7, epochs=2))
+    assert found.hyper == same.hyper
+    state, cohort, key = found.init(as_params(START)), POPULATION.select([0, 1]), jax.random.key(0)
+    own = {}
+    if found.client_init is not None:
+        one = found.client_init(as_params(START), 2)
+        own = {"client_state": jax.tree.map(lambda x: jnp.broadcast_to(x, (2, *x.shape)), one)}
+
+    def jaxpr(algorithm):
+        return jax.make_jaxpr(lambda *args: algorithm.round(*args, **own))(
+            state, found.hyper, cohort, key
+        )
+
+    assert re.sub("0x[0-9a-f]+", "", str(jaxpr(found))) == re.sub(
+        "0x[0-9a-f]+", "", str(jaxpr(same))
+    )
+    assert len(inspect.signature(make).parameters) <= 10
 
 
 # ---- a client's order of its examples
@@ -532,6 +579,51 @@ def test_a_schedule_counts_rounds(make, values):
     same_rounds(algorithm, algorithm.hyper, values)
 
 
+AMOUNTS = {  # how much a client does, as a schedule, and what that is in each round
+    "steps": ({"steps": optax.linear_schedule(1.0, 5.0, 2)}, [1, 3, 5]),
+    "fewer steps": ({"steps": lambda t: 4 - t}, [4, 3, 2]),
+    "rounded": ({"steps": optax.cosine_decay_schedule(6.4, 3)}, [6, 5, 2]),
+    "at least one": ({"steps": lambda t: 2 - 2 * t}, [2, 1, 1]),
+    "epochs": ({"epochs": lambda t: 1 + t}, [1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("executor", ["local", "reference", "chunked"])
+@pytest.mark.parametrize("work, each", AMOUNTS.values(), ids=AMOUNTS)
+@pytest.mark.parametrize("make", [fg.fed_avgm, fg.fed_nova])
+def test_how_much_a_client_does_can_be_a_schedule(make, work, each, executor):
+    algorithm = make(loss, ordered(RATE, **work)).on(EXECUTORS[executor])
+    (name,) = work
+    assert list(fg.hyper.schedules(algorithm.hyper)) == [name]
+    state = algorithm.init(as_params(START))
+    for t, (chosen, amount) in enumerate(zip(COHORTS, each, strict=True)):
+        args = POPULATION.select(chosen), jax.random.key(t)
+        plain = make(loss, ordered(RATE, **{name: amount}))
+        same = dataclasses.replace(state, rounds=None)
+        expected, seen = plain.round(same, plain.hyper, *args)
+        state, metrics = algorithm.round(state, algorithm.hyper, *args)
+        np.testing.assert_allclose(as_vector(state.params), as_vector(expected.params), rtol=1e-10)
+        np.testing.assert_allclose(metrics.loss, seen.loss, rtol=1e-10)
+
+
+def test_a_derivative_passes_through_work_that_is_a_schedule():
+    """In every mode, by finite differences."""
+    algorithm = fg.fed_avg(loss, ordered(RATE, steps=lambda t: 2 + t))
+    args = POPULATION.select([0, 1]), jax.random.key(0)
+    state = algorithm.init(as_params(START))
+
+    @fg.program(cohort=fg.CLIENTS)
+    def last(rate, cohort, key):
+        hyper = {**algorithm.hyper, "client": {"learning_rate": rate}}
+        return jnp.sum(algorithm.round(state, hyper, cohort, key)[0].params["w"])
+
+    for mode in ("forward", "reverse", "mixed"):
+        found = fg.grad(last, mode=mode)(0.3, *args)
+        h = 1e-6
+        expected = (last(0.3 + h, *args) - last(0.3 - h, *args)) / (2 * h)
+        np.testing.assert_allclose(found, expected, rtol=1e-7)
+
+
 def test_a_schedule_of_the_servers_own_optimizer_counts_rounds_too():
     options = {"client": fg.local_training(optax.sgd(0.1), batch_size=BATCH)}
     ours = fg.fed_opt(loss, server=fg.optimizer(optax.sgd, learning_rate=COSINE), **options)
@@ -767,11 +859,37 @@ def at_round(algorithm, params=None):
 
 MISTAKES = {
     "weighting": (lambda: fg.fed_avg(loss, weighting="example"), "weighting.*'examples'"),
-    "client's rate": (lambda: fg.fed_avg(loss, client_learning_rate=1.0), "It is the client:"),
-    "misspelt, and of local training": (
-        lambda: fg.fed_avg(loss, epoch=2),
-        r"Did you mean 'epochs'\?.*client=fg.local_training\(..., epochs=...\)",
+    "client's rate": (
+        lambda: fg.fed_opt(loss, server=optax.sgd(1.0), client_learning_rate=1.0),
+        "It is the client:",
     ),
+    "misspelt, and of local training": (
+        lambda: fg.fed_avg(loss, step=2),
+        r"Did you mean 'steps'\?.*client=fg.local_training\(..., steps=...\)",
+    ),
+    "misspelt": (lambda: fg.fed_avg(loss, epoch=2), r"Did you mean 'epochs'\? Known"),
+    "said twice": (
+        lambda: fg.fed_avgm(loss, client=0.1, batch_size=10),
+        r"fed_avgm\(client=..., batch_size=10\): .*said twice",
+    ),
+    "said twice, by position": (
+        lambda: fg.fed_avgm(loss, 0.1, client_learning_rate=0.2),
+        r"client_learning_rate=0.2\): .*said twice",
+    ),
+    "more work than there is room for": (
+        lambda: (
+            fg.fed_avg(loss, fg.local_training(steps=lambda t: 3 - t))
+            .starting({"steps": lambda t: 4 + 0 * t})
+            .init(as_params(START))
+        ),
+        r"'steps' asks for 4, but .* at most 3. Give the longer one",
+    ),
+    "a batch size that changes": (
+        lambda: fg.fed_avg(loss, batch_size=lambda t: 5 + t),
+        "batch_size=.*: give a whole number",
+    ),
+    "no whole batch": (lambda: fg.fed_yogi(loss, batch_size=0), "batch_size=0"),
+    "other steps": (lambda: fg.fed_nova(loss, optax.adam(0.1)), "fed_nova: .*plain SGD"),
     "nothing to start with": (
         lambda: fg.fed_avg(loss).starting({"server": {"learning_rate": None}}),
         "'server.learning_rate' is None",
@@ -877,8 +995,8 @@ MISTAKES = {
         r"fed_sgd\(\) has no argument 'epochs'. It has no local training",
     ),
     "of local training": (
-        lambda: fg.fed_yogi(loss, batch_size=10),
-        r"fed_yogi\(\) has no argument 'batch_size'. .*client=fg.local_training\(..., batch_size=",
+        lambda: fg.fed_yogi(loss, shuffle=False),
+        r"fed_yogi\(\) has no argument 'shuffle'. .*client=fg.local_training\(..., shuffle=",
     ),
     **{
         f"typo in {make.__name__}": (

@@ -220,7 +220,8 @@ def test_rounds_are_compiled_once():
     assert len(traces) == once
 
 
-def test_a_state_stays_what_it_is():
+@pytest.mark.parametrize("make", [fg.scaffold, fg.fed_dyn])
+def test_a_state_stays_what_it_is(make):
     values = {"bfloat16": [0.25, -0.5], "float32": 0.1, "float64": [0.25, -0.5]}
     params = {dtype: jnp.asarray(x, dtype) for dtype, x in values.items()}
 
@@ -228,7 +229,7 @@ def test_a_state_stays_what_it_is():
     def of_all_dtypes(params, batch):
         return loss({"w": params["bfloat16"] + params["float64"], "b": params["float32"]}, batch)
 
-    algorithm = fg.scaffold(of_all_dtypes)
+    algorithm = make(of_all_dtypes)
     state, own = algorithm.init(params), everybody(algorithm, params, 2)
     cohort = POPULATION.select([0, 1])
     new, _, kept = jax.eval_shape(
@@ -238,7 +239,84 @@ def test_a_state_stays_what_it_is():
 
 
 def test_these_are_all_algorithms_whose_clients_keep_a_state():
-    assert set(ALGORITHMS) - set(by_hand.STATELESS) == {"scaffold"}
+    assert set(ALGORITHMS) - set(by_hand.STATELESS) == {"feddyn", "scaffold"}
+
+
+# ---- FedDyn by hand: Acar et al. 2021, Algorithm 1, with local steps instead of a minimum
+
+
+@dataclasses.dataclass
+class FedDynByHand:
+    """The server's θ and h, and ∇L_k of each client."""
+
+    x: np.ndarray
+    h: np.ndarray
+    own: np.ndarray
+
+    @classmethod
+    def first(cls):
+        return cls(START, np.zeros(3), np.zeros((N, 3)))
+
+    def play(self, chosen, alpha=0.4, rate=RATE):
+        """The round of these clients."""
+        ends = []
+        for i in chosen:
+            y = self.x
+            for batch in by_hand.batches(CLIENTS[i]):
+                y = y - rate * (by_hand.slope(y, batch) - self.own[i] + alpha * (y - self.x))
+            ends.append(y)
+        ends = np.array(ends)
+        self.own[chosen] -= alpha * (ends - self.x)
+        self.h = self.h - alpha / N * np.sum(ends - self.x, axis=0)
+        self.x = ends.mean(0) - (self.h / alpha if alpha else 0)
+
+    def check(self, state, own):
+        """The same numbers, and h is the mean of the clients' gradients."""
+        close(as_vector(state.params), self.x)
+        close(as_vector(state.gradient), self.h)
+        close(self.h, self.own.mean(0))
+        for found, expected in zip(stacked(own.gradient), self.own, strict=True):
+            close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["local", "reference", "chunk2", "mesh population"])
+def test_fed_dyn_is_the_published_one(name):
+    executor, population = EXECUTORS[name]
+    algorithm = fg.fed_dyn(loss, ordered(RATE), 0.4).on(executor)
+    params, expected = as_params(START), FedDynByHand.first()
+    state, own = algorithm.init(params), everybody(algorithm, params)
+    for t, chosen in enumerate(COHORTS):
+        index = np.array(chosen)
+        mine = jax.tree.map(lambda leaf: leaf[index], own)
+        cohort = population.select(chosen)
+        state, _, mine = algorithm.round(state, algorithm.hyper, cohort, jax.random.key(t), mine)
+        own = jax.tree.map(lambda a, new: a.at[index].set(jax.device_get(new)), own, mine)
+        expected.play(chosen)
+        expected.check(state, own)
+
+
+def test_fed_dyn_trains_on_nodes(nodes):
+    algorithm = fg.fed_dyn(loss, ordered(RATE), 0.4)
+    result, expected = train(algorithm.on(nodes), nodes.population()), FedDynByHand.first()
+    for chosen in cohorts(6):
+        expected.play(chosen)
+    close(as_vector(result.params), expected.x)
+    close(as_vector(result.state.server.gradient), expected.h)
+
+
+def test_fed_dyn_without_its_weight_is_fed_avg():
+    dynamic = fg.fed_dyn(loss, ordered(RATE), optax.constant_schedule(0.0))
+    plain = fg.fed_avg(loss, ordered(RATE), weighting="uniform")
+    close(as_vector(train(dynamic).params), as_vector(train(plain).params))
+
+
+def test_fed_dyn_sends_one_model_each_way():
+    algorithm, params = fg.fed_dyn(loss), as_params(START)
+    own = everybody(algorithm, params)
+    args = algorithm.init(params), algorithm.hyper, POPULATION.everyone, jax.random.key(0), own
+    (sent,) = fg.plan(algorithm.round, *args).traffic
+    # Up: the model, the loss, and how many clients there are: in the round, and at all.
+    assert sent.up == 3 + 3
 
 
 # ---- mistakes

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import by_hand
 import fedgrad as fg
 from programs import (
     EVAL,
@@ -128,7 +129,8 @@ def test_constants_are_not_sent():
 def test_a_program_without_communication_has_no_rounds():
     plan = plan_of(lambda x, z: (x * 2, z * 3))
     assert (plan.rounds, plan.traffic, plan.readdressed) == (0, (), ())
-    assert str(plan.audit()) == "nothing leaves any client"
+    said = str(plan.audit())
+    assert said == "nothing leaves any client\nstays at clients: float64[3], result[1]"
 
 
 def test_a_broadcast_result_costs_its_message():
@@ -389,6 +391,77 @@ def test_the_audit_lists_every_sum_with_its_line():
     assert f"test_plan.py:{first + 2}" in audit.releases[0].source
     assert f"test_plan.py:{first + 3}" in audit.releases[1].source
     assert str(audit).count("\n") == 1 and "sum over clients ×4" in str(audit)
+
+
+def _named(algorithm, **more):
+    """(what it is called, size) of all that leaves clients, but what an argument is called."""
+    cohort = fg.population(by_hand.make_clients([5, 3, 8])).everyone
+    params = by_hand.as_params(by_hand.START)
+    if algorithm.client_init is not None:
+        one = algorithm.client_init(params, 3)
+        more["client_state"] = jax.tree.map(lambda x: jnp.stack([x] * 3), one)
+    more |= dict.fromkeys(algorithm.cohorts, cohort)
+    args = algorithm.init(params), algorithm.hyper, cohort, jax.random.key(0)
+    audit = fg.plan(algorithm.round, *args, **more).audit()
+    return audit, {(r.source, r.size) for r in audit.releases}
+
+
+NAMED = {
+    "fed_avg": (
+        lambda: fg.fed_avg(by_hand.loss),
+        {("model update, weighted", 2), ("training loss, weighted", 1)},
+    ),
+    "fed_exp": (
+        lambda: fg.fed_exp(by_hand.loss),
+        {("model update", 2), ("training loss", 1), ("squared norm", 1)},
+    ),
+    "power": (
+        lambda: fg.fed_avg(by_hand.loss, weighting="power"),
+        {("model update, weighted", 2), ("weight", 1)},
+    ),
+    "scaffold": (lambda: fg.scaffold(by_hand.loss), {("model update", 2), ("control variate", 2)}),
+    "fed_dyn": (lambda: fg.fed_dyn(by_hand.loss), {("model update", 2), ("training loss", 1)}),
+    "tuned": (
+        lambda: fg.self_tuning(fg.fed_avgm(by_hand.loss), ["server", "client"]),
+        {
+            ("model update, weighted", 2),
+            ("derivative of model update, weighted", 2),
+            ("loss of the model, weighted", 1),
+            ("derivative of loss of the model, weighted", 2),
+        },
+    ),
+    "race": (
+        lambda: fg.fed_auto(by_hand.loss),
+        {("model update, weighted", 2), ("ranks of the candidates", 7)},
+    ),
+}
+
+
+@pytest.mark.parametrize("make, expected", NAMED.values(), ids=NAMED)
+def test_the_audit_names_what_leaves_in_our_own_algorithms(make, expected):
+    audit, found = _named(make())
+    assert expected <= found
+    assert "library" not in str(audit)
+
+
+def test_the_audit_lists_what_stays_at_clients():
+    audit, _ = _named(fg.scaffold(by_hand.loss))
+    assert [(k.placement, k.shape, k.result) for k in audit.kept] == [
+        ("clients", (), "result[2].control['b']"),
+        ("clients", (2,), "result[2].control['w']"),
+        ("clients", (), "result[2].share"),
+    ]
+    assert "stays at clients: float64[2], result[2].control['w']" in str(audit)
+    assert _named(fg.fed_avg(by_hand.loss))[0].kept == ()
+
+
+def test_a_scope_of_the_user_is_said_with_the_line():
+    def f(x, z):
+        with jax.named_scope("distance"):
+            return fg.sum(jnp.sum((fg.broadcast(x) - z) ** 2))
+
+    (release,) = plan_of(f).audit().releases
+    assert release.source.startswith("distance, ") and "test_plan.py" in release.source
 
 
 def test_the_audit_sees_into_loops_and_placements():

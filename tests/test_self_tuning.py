@@ -753,6 +753,111 @@ def test_beside_a_schedule_others_are_learned():
     assert int(last.inner.rounds) == 3
 
 
+# ---- a factor on a schedule
+
+COSINE, LINEAR = optax.cosine_decay_schedule(0.3, 5), optax.linear_schedule(0.2, 0.8, 3)
+FACTORS = {  # an algorithm, and its schedules
+    "client": (
+        lambda: fg.fed_avgm(loss, ordered(COSINE), 0.7, 0.5),
+        {"client.learning_rate": COSINE},
+    ),
+    "server": (
+        lambda: fg.fed_avgm(loss, ordered(0.3), COSINE, LINEAR),
+        {"server.learning_rate": COSINE, "server.momentum": LINEAR},
+    ),
+    "proximal": (
+        lambda: fg.fed_prox(loss, ordered(0.3), proximal_weight=LINEAR),
+        {"proximal_weight": LINEAR},
+    ),
+    "a layer": (
+        lambda: fg.fed_avg(loss, ordered({"b": 0.1, "w": COSINE})),
+        {"client.learning_rate.w": COSINE},
+    ),
+    "weights": (
+        lambda: fg.fed_avg(loss, ordered(0.3), weighting="power").starting(
+            {"weight_exponent": LINEAR}
+        ),
+        {"weight_exponent": LINEAR},
+    ),
+}
+STILL = {
+    "optimizer": optax.set_to_zero(),
+    "guard": None,
+    "gradient_from": fg.GradientCohort(batch_size=4),
+}
+
+
+def loss_after(make, schedules, factors, rounds):
+    """The loss at the fresh clients after so many rounds; factors 1 but for those given."""
+
+    def scaled(name, schedule):
+        return lambda t: factors.get(name, 1.0) * jnp.float64(schedule(t))
+
+    with jax.numpy_dtype_promotion("standard"):
+        algorithm = make().starting({n: scaled(n, s) for n, s in schedules.items()})
+        state = algorithm.init(as_params(START))
+        for t in range(rounds):
+            key = jax.random.fold_in(KEY, t)
+            state, _ = algorithm.round(state, algorithm.hyper, POPULATION.select(TRAIN), key)
+    return float(batch_loss(state.params, together(FRESH)))
+
+
+@pytest.mark.promotes("dtype")
+@pytest.mark.parametrize("make, schedules", FACTORS.values(), ids=FACTORS)
+def test_the_derivative_by_a_factor_is_that_of_finite_differences(make, schedules):
+    """Of the loss after three rounds, through all of them."""
+    one = fg.self_tuning(make(), list(schedules), schedule="serial", horizon=math.inf, **STILL)
+    seen, _ = run(one, 3)
+    found, h = seen[-1][1].hypergradient, 1e-5
+    assert sorted(found) == sorted(f"{name}.factor" for name in schedules)
+    for name in schedules:
+        above, below = (loss_after(make, schedules, {name: 1 + d}, 3) for d in (h, -h))
+        close(found[f"{name}.factor"], (above - below) / (2 * h), rtol=2e-6)
+
+
+def test_a_schedule_keeps_its_form_while_its_factor_is_learned():
+    made = fg.fed_avgm(loss, ordered(COSINE), 0.7, 0.5)
+    tuned = fg.self_tuning(made, {"client": fg.log()}, optax.sgd(2.0))
+    assert tuned.hyper["client"]["learning_rate"].factor == 1.0
+    result = fg.fit(
+        tuned,
+        POPULATION,
+        params=as_params(START),
+        rounds=6,
+        cohort_size=3,
+        key=KEY,
+        progress=False,
+    )
+    factors = result.history["hyper.client.learning_rate.factor"]
+    assert factors[0] == 1.0 and len(set(factors)) > 3 and (factors > 0).all()
+    last = result.hyper["client"]["learning_rate"]
+    assert last.factor == factors[-1]
+    rates = fg.hyper.at(result.hyper, 2)["client"]["learning_rate"]
+    close(rates, factors[-1] * float(COSINE(2)), rtol=1e-6)
+
+
+def test_a_factor_can_be_set_and_drawn():
+    made = fg.fed_avgm(loss, ordered(fg.hyper.Scaled(fg.hyper.Schedule(COSINE), 0.5)))
+    assert fg.hyper.paths(made.hyper)["client.learning_rate.factor"] == 0.5
+    assert list(fg.hyper.schedules(made.hyper)) == ["client.learning_rate"]
+    other = made.starting({"client.learning_rate.factor": 2.0})
+    close(fg.hyper.at(other.hyper, 1)["client"]["learning_rate"], 2 * float(COSINE(1)), rtol=1e-6)
+    found = fg.random_search(
+        made,
+        POPULATION,
+        {"client.learning_rate.factor": fg.log_uniform(0.1, 10)},
+        params=as_params(START),
+        trials=2,
+        rounds=2,
+        cohort_size=2,
+        key=KEY,
+        evaluate=fg.Evaluation({"loss": loss}, POPULATION),
+        progress=False,
+    )
+    drawn = found.tried["client.learning_rate.factor"]
+    close(found.hyper["client"]["learning_rate"].factor, drawn[found.best], rtol=1e-6)
+
+
 # ---- mistakes
 
 
@@ -792,11 +897,9 @@ MISTAKES = {
         ),
         "no logarithm",
     ),
-    "schedule of a round": (
-        lambda: fg.self_tuning(
-            fg.fed_avgm(loss, momentum=optax.linear_schedule(0.5, 0.9, 10)), "server"
-        ),
-        "'server.momentum' is a schedule",
+    "amount of work": (
+        lambda: run(fg.self_tuning(fg.fed_avg(loss, ordered(0.1, steps=LINEAR)), "steps"), 1),
+        "no derivative by 'steps.factor'",
     ),
     "schedule of a round, at fit": (
         lambda: fg.fit(

@@ -13,7 +13,7 @@ import pytest
 
 import by_hand
 import fedgrad as fg
-from by_hand import START, as_params
+from by_hand import START, STATELESS, as_params
 from fedgrad.algorithms.variants import ALGORITHMS
 from fedgrad.core.types import Batch, Hyper, Key, Params, State
 
@@ -76,7 +76,7 @@ def shapes(tree):
 @pytest.mark.parametrize(
     "name, way",
     # Self-tuning does not take an algorithm whose clients keep a state.
-    [(n, way) for n in ALGORITHMS for way in WAYS if way == "as it is" or n != "scaffold"],
+    [(n, way) for n in ALGORITHMS for way in WAYS if way == "as it is" or n in STATELESS],
 )
 def test_boundaries_of_every_algorithm(name, way):
     """Traced only: what the types are does not depend on the numbers."""

@@ -1,6 +1,7 @@
 """Federated automatic differentiation on JAX."""
 
 import sys as _sys
+from typing import Any as _Any
 
 from fedgrad import aggregate, executors, federation, tasks
 from fedgrad.ad.check_grads import GradientError, check_grads
@@ -11,12 +12,15 @@ from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.averaged import averaged
 from fedgrad.algorithms.fed_auto import fed_auto
+from fedgrad.algorithms.fed_dyn import fed_dyn
+from fedgrad.algorithms.fed_nova import fed_nova
 from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.holding_out import holding_out
 from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
+from fedgrad.algorithms.objective import WithFixed, with_fixed
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
 from fedgrad.algorithms.parametrization import Form, linear, log, logit
 from fedgrad.algorithms.race import race
@@ -45,6 +49,7 @@ from fedgrad.clients.held_out import HeldOut
 from fedgrad.clients.in_memory import cohort, population
 from fedgrad.clients.on_disk import store, stored
 from fedgrad.clients.population import Population
+from fedgrad.core.absent import refuse_name as _refuse_name
 from fedgrad.core.errors import (
     ArgumentError,
     CohortError,
@@ -121,6 +126,7 @@ __all__ = [
     "Traffic",
     "Trials",
     "WandB",
+    "WithFixed",
     "aggregate",
     "averaged",
     "broadcast",
@@ -139,10 +145,12 @@ __all__ = [
     "fed_avg",
     "fed_avgm",
     "fed_dog",
+    "fed_dyn",
     "fed_exp",
     "fed_hyper",
     "fed_hypergradient",
     "fed_mechanic",
+    "fed_nova",
     "fed_opt",
     "fed_prodigy",
     "fed_prox",
@@ -187,6 +195,7 @@ __all__ = [
     "uniform",
     "value_and_grad",
     "vjp",
+    "with_fixed",
 ]
 
 __version__ = "0.1.0"
@@ -197,3 +206,8 @@ globals().update({name: _public(globals()[name]) for name in __all__})
 for _both in (plan, report):
     _package = _sys.modules[f"fedgrad.{_both.__name__}"]
     vars(_both).update({k: v for k, v in vars(_package).items() if k[0] != "_"})
+
+
+def __getattr__(name: str) -> _Any:
+    """`fg.max` and others that people look for say why they are not there."""
+    _refuse_name(name, __all__)

@@ -9,6 +9,7 @@ inputs are differentiated, k results):
     pull    reverse   pull cotangents back                     k p     k m    yes
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,7 @@ from fedgrad.core.primitives import (
     jax_primitives,
     primitives_inside,
     promoting,
+    scope,
     sum_p,
     where,
 )
@@ -95,8 +97,8 @@ def local(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: 
 
     reach = [depends(stage.equations, [r]) for r in received]
     table = [[v in reached for reached in reach] for v in operands]
-    sums = [v.aval for v in operands]
-    totals = local_round(run, exchange.placement, sums, table)(list(sent), list(own))
+    sums, lines = [v.aval for v in operands], [total.origin.source for _, total in exchange.up]
+    totals = local_round(run, exchange.placement, sums, table, lines)(list(sent), list(own))
     if not exchange.kept:
         return totals
     return [*totals, *plain(exchange, sent, own, clients)[len(totals) :]]
@@ -144,18 +146,23 @@ def local_round(
     placement: str,
     sums: Sequence[Any],
     depends: Sequence[Sequence[bool]],
+    lines: Sequence[Any],
 ) -> Callable[[list[Array], list[Array]], list[Array]]:
     """The round as a function of (server values, client values) with the local rule.
 
-    `sums`: what is summed, as shapes and dtypes. `depends[j][i]`: can the j-th of them have a
-    derivative by the i-th value that is sent?
+    `sums`: what is summed, as shapes and dtypes, by which `lines` of the user. `depends[j][i]`: can
+    the j-th of them have a derivative by the i-th value that is sent?
     """
 
     def down(sent: Sequence[Array]) -> list[Array]:
         return [broadcast_p.bind(x, placement=placement) for x in sent]
 
+    def total(x: Array, line: Any) -> Array:
+        with at_source(line):
+            return sum_p.bind(x, placement=placement)
+
     def up(values: Sequence[Array]) -> list[Array]:
-        return [sum_p.bind(x, placement=placement) for x in values]
+        return [total(x, line) for x, line in zip(values, lines, strict=True)]
 
     @jax.custom_jvp
     def round_(sent: list[Array], own: list[Array]) -> list[Array]:
@@ -169,7 +176,9 @@ def local_round(
         totals = up(values)
         d_totals: list[Any] = [None] * len(totals)
         for (j, i), block in jacobian.items():
-            block = sum_p.bind(block, placement=placement)
+            name = scope(lines[j])
+            with jax.named_scope(f"derivative of {name}") if name else contextlib.nullcontext():
+                block = sum_p.bind(block, placement=placement)
             with promoting():
                 product = jnp.tensordot(block, d_sent[i], d_sent[i].ndim)
             d_totals[j] = _add(d_totals[j], product.astype(totals[j].dtype))

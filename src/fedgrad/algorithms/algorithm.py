@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
+from fedgrad.algorithms.contract import checked, checked_init, require_algorithm
 from fedgrad.algorithms.hyper import replace as replaced
 from fedgrad.algorithms.hyper import with_schedules
 from fedgrad.clients.population import Population
@@ -33,7 +34,7 @@ class _WithDefault:
     hyper: Hyper
 
     def __call__(self, params: Params, hyper: Hyper | None = None) -> State:
-        return self.init(params, self.hyper if hyper is None else hyper)
+        return checked_init(self.init, params, self.hyper if hyper is None else hyper)
 
 
 @known_fields
@@ -83,10 +84,13 @@ class Algorithm:
     )
 
     def __post_init__(self) -> None:
-        hyper = with_schedules(self.hyper)
         init = self.init.init if isinstance(self.init, _WithDefault) else self.init
+        parts = (self.loss, self.cohorts, self.client_init, self.between)
+        require_algorithm(init, self.round, self.hyper, *parts)
+        hyper = with_schedules(self.hyper)
         object.__setattr__(self, "hyper", hyper)
         object.__setattr__(self, "init", _WithDefault(init, hyper))
+        object.__setattr__(self, "round", checked(self.round, self.client_init is not None))
 
     @property
     def name(self) -> str:

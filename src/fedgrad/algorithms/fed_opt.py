@@ -4,7 +4,7 @@ It is the one implementation; the named algorithms (variants.py) are each only t
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,9 +12,10 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.local_training import LocalTraining, as_work
+from fedgrad.algorithms.local_training import Work, as_work
 from fedgrad.algorithms.metrics import Metrics
-from fedgrad.algorithms.objective import Loss
+from fedgrad.algorithms.named import BELONGS_TO_LOCAL_TRAINING
+from fedgrad.algorithms.objective import Loss, sent
 from fedgrad.algorithms.optimizer import apply, as_optimizer, start_of
 from fedgrad.algorithms.restarts import require_no_restart
 from fedgrad.algorithms.settings import settings_of
@@ -40,6 +41,9 @@ class ServerState:
         return ServerState(params, kept, None if self.rounds is None else self.rounds + 1)
 
 
+# What to measure of a client, by name: (its update, its examples, the hyperparameters it was sent)
+Measure = Callable[[Any, Examples, Any], dict[str, jax.Array]]
+
 # How much a client counts, from its number of examples and the hyperparameters. None: all alike.
 WEIGHTINGS: dict[str, Callable[[jax.Array, Any], Any]] = {
     "examples": lambda count, hyper: count,
@@ -48,12 +52,6 @@ WEIGHTINGS: dict[str, Callable[[jax.Array, Any], Any]] = {
         hyper["weight_exponent"] * jnp.log(count.astype(jnp.result_type(float)))
     ),
 }
-
-# What to answer whoever gives an algorithm one of these.
-BELONGS_TO_LOCAL_TRAINING = {
-    field.name: f"It belongs to local training: client=fg.local_training(..., {field.name}=...)."
-    for field in fields(LocalTraining)
-} | {"client_learning_rate": "It is the client: client=0.1, or client=fg.local_training(0.1, ...)."}
 
 
 @known_arguments(BELONGS_TO_LOCAL_TRAINING)
@@ -64,7 +62,7 @@ def fed_opt(
     client: Any,
     weighting: str = "examples",
     hyper: Mapping[str, Any] = {},
-    measure: Callable[[Any], dict[str, jax.Array]] | None = None,
+    measure: Measure | None = None,
 ) -> Algorithm:
     """Algorithm 1 of the paper, for any model, loss and pair of optax optimizers.
 
@@ -87,13 +85,14 @@ def fed_opt(
     if weighting not in WEIGHTINGS:
         raise ArgumentError.here(f"There is no weighting {weighting!r}.", weighting, WEIGHTINGS)
     ours, work = as_optimizer(server, "server"), as_work(client)
-    train = work.training(loss)
     power = {"weight_exponent": 1.0} if weighting == "power" else {}
-    defaults = {"server": ours.defaults, "client": work.optimizer.defaults, **power, **hyper}
+    theirs = {"client": work.optimizer.defaults, **work.hyper}
+    defaults = {"server": ours.defaults, **theirs, **power, **hyper}
 
     def init(params: Params, hyper: Hyper | None = None) -> ServerState:
         params, first = jax.tree.map(_trainable, params), names_of.at(hyper, 0)
         require_no_restart(work.optimizer.build(first["client"]), params)
+        work.require(hyper)
         made = ours.build(first["server"])
         rounds = jnp.int32(0) if names_of.schedules(hyper) else None
         return ServerState(params, start_of(made, params), rounds)
@@ -103,16 +102,49 @@ def fed_opt(
         state: ServerState, hyper: Hyper, cohort: Any, key: Key
     ) -> tuple[ServerState, Metrics]:
         hyper = now(state, hyper)
-        examples = Examples.of(cohort)
-        theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
-        update, value = train(broadcast(state.params), examples, theirs, client_key(key))
-        sent = {"update": update, "loss": value, "measured": measure(update) if measure else {}}
-        got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
-        new = state.step(ours.build(hyper["server"]), got["update"], **got["measured"])
-        return new, Metrics(loss=got["loss"])
+        done = trained(work, loss, state.params, hyper, cohort, key)
+        measured = measure(done.update, done.examples, done.hyper) if measure else {}
+        sums = {"model update": done.update, "training loss": done.loss, **measured}
+        got = leaving(weighting, done, sums)
+        seen = {name: got[name] for name in measured}
+        new = state.step(ours.build(hyper["server"]), got["model update"], **seen)
+        return new, Metrics(loss=got["training loss"])
 
     made_of = settings_of(work, ours, weighting)
     return Algorithm(init, round, defaults, loss, settings=made_of)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a client did in a round."""
+
+    examples: Examples
+    hyper: Hyper  # what it was sent
+    update: Any  # how far it went: start - end
+    loss: jax.Array
+
+
+def trained(
+    work: Work, loss: Loss, params: Params, hyper: Hyper, cohort: Any, key: Key, **own: Any
+) -> Trained:
+    """The server sends the model and the hyperparameters of clients, and they train. `own`: what a
+    client knows besides."""
+    examples = Examples.of(cohort)
+    theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
+    train = work.training(sent(loss))
+    update, value = train(broadcast(params), examples, {**theirs, **own}, client_key(key))
+    return Trained(examples, theirs, update, value)
+
+
+def leaving(weighting: str, done: Trained, sums: Mapping[str, Any]) -> dict[str, Any]:
+    """The means over clients of what leaves them, by the name that an audit shows."""
+    weights = WEIGHTINGS[weighting](done.examples.count, done.hyper)
+    got = {}
+    for name, part in sums.items():
+        words = name.replace("_", " ")
+        with jax.named_scope(words if weights is None else f"{words}, weighted"):
+            got[name] = mean(part, weights=weights)
+    return got
 
 
 def now(state: ServerState, hyper: Hyper) -> Hyper:

@@ -90,6 +90,8 @@ def following(
         )
     algorithm.require_stateless_clients("self_tuning")
     algorithm.require_one_form("self_tuning")
+    # Of a schedule, the factor on it is learned.
+    algorithm = replace(algorithm, hyper=names_of.scalable(algorithm.hyper, learn))
     wanted = learned(algorithm.hyper, learn)
     names = list(wanted)
     if not names:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedgrad.algorithms.objective import Loss, client_loss
+from fedgrad.algorithms.objective import Loss, client_loss, sent
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import HeldOut, require_rule
 from fedgrad.clients.population import Population
@@ -76,19 +76,21 @@ class GradientCohort:
 
         @program(gradient_cohort=at)
         def gradient_loss(params: Params, before: Params | None, gradient_cohort: Any) -> Any:
-            examples = Examples.of(gradient_cohort)
+            examples, judged = Examples.of(gradient_cohort), sent(self.loss or loss, at)
             if self.held_out is not None:
                 _, examples = self.held_out.split(examples)
 
             def own(params: Params) -> jax.Array:
-                sent = broadcast(params, at)
-                return client_loss(self.loss or loss, self.batch_size, sent, examples)
+                return client_loss(judged, self.batch_size, broadcast(params, at), examples)
 
             value = own(params)
-            total = mean(value, weights=examples.count, at=at)
+            with jax.named_scope("loss of the model, weighted"):
+                total = mean(value, weights=examples.count, at=at)
             if before is None:
                 return total, None
-            return total, _compared(jax.lax.stop_gradient(value), own(before), examples.count, at)
+            with jax.named_scope("comparison with the model before"):
+                value = jax.lax.stop_gradient(value)
+                return total, _compared(value, own(before), examples.count, at)
 
         return gradient_loss
 

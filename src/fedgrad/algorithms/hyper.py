@@ -10,30 +10,21 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.primitives import Literal, promoting
 from fedgrad.core.types import Hyper
 
+LOOKED_AT = 10_000  # rounds of a schedule, where somebody asks what it says in all of them
 
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class Schedule:
-    """A hyperparameter that is a function of the round number: 0, 1, 2, ...
 
-    It is a node of the tree without leaves, so the leaves of `hyper` are numbers all the same.
-    """
-
-    value: Callable[[Any], Any]
-
-    def at(self, round: Any) -> Any:
-        """Its number of a round. Schedules of optax count on promotion."""
-        with promoting():
-            return self.value(round)
+class NoNumber:
+    """What knows its number only when it is told the round."""
 
     def _is_no_number(self, *_: Any) -> NoReturn:
         raise ArgumentError.here(
-            f"A hyperparameter is a schedule, {self.value!r}, but is used as a number. Ask for the "
+            f"A hyperparameter is a schedule, {self!r}, but is used as a number. Ask for the "
             "numbers of the round first: hyper = fg.hyper.at(hyper, round), where the state counts "
             "rounds: 0, 1, 2, ..."
         )
@@ -46,6 +37,45 @@ class Schedule:
     __array_ufunc__ = None  # numpy leaves the operation to us
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Schedule(NoNumber):
+    """A hyperparameter that is a function of the round number: 0, 1, 2, ...
+
+    It is a node of the tree without leaves, so the leaves of `hyper` are numbers all the same.
+    """
+
+    value: Callable[[Any], Any]
+
+    def at(self, round: Any) -> Any:
+        """Its number of a round. Schedules of optax count on promotion."""
+        with promoting():
+            return self.value(round)
+
+    def values(self, rounds: int) -> np.ndarray:
+        """Its numbers of so many rounds, also while something is traced."""
+        with jax.ensure_compile_time_eval():
+            return np.asarray(jax.vmap(self.at)(jnp.arange(rounds, dtype=jnp.int32)))
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["factor"], meta_fields=["schedule"]
+)
+@dataclass(frozen=True)
+class Scaled(NoNumber):
+    """A schedule times a factor, which is a number: it can be changed, drawn and learned, by the
+    name `client.learning_rate.factor`. `fg.self_tuning(..., learn="client.learning_rate")` makes
+    one of a schedule."""
+
+    schedule: Schedule
+    factor: Any = 1.0
+
+    def at(self, round: Any) -> Any:
+        """Its number of a round."""
+        with promoting():
+            return self.factor * self.schedule.at(round)
+
+
 def paths(hyper: Hyper) -> dict[str, Any]:
     """Every hyperparameter that is a number (or several), by its dotted name."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(hyper)
@@ -54,16 +84,34 @@ def paths(hyper: Hyper) -> dict[str, Any]:
 
 def schedules(hyper: Hyper) -> dict[str, Schedule]:
     """Every hyperparameter that is a schedule, by its dotted name."""
-    return {name: leaf for name, leaf in _flatten(hyper)[0].items() if _is_schedule(leaf)}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(hyper, is_leaf=_follows_rounds)
+    return {
+        _dotted(path): leaf.schedule if isinstance(leaf, Scaled) else leaf
+        for path, leaf in leaves
+        if _follows_rounds(leaf)
+    }
 
 
 def at(hyper: Hyper, round: Any) -> Hyper:
     """The hyperparameters of a round, all of them numbers; the first round is 0."""
 
     def value(leaf: Any) -> Any:
-        return leaf.at(round) if _is_schedule(leaf) else leaf
+        return leaf.at(round) if _follows_rounds(leaf) else leaf
 
-    return jax.tree.map(value, hyper, is_leaf=_is_schedule)
+    return jax.tree.map(value, hyper, is_leaf=_follows_rounds)
+
+
+def scalable(hyper: Hyper, names: str | Iterable[str]) -> Hyper:
+    """The hyperparameters with every schedule at or below these names as a `Scaled` one, whose
+    factor is 1."""
+    chosen = [names] if isinstance(names, str) else list(names)
+
+    def scaled(path: Any, leaf: Any) -> Any:
+        name = _dotted(path)
+        asked = any(name == one or name.startswith(f"{one}.") for one in chosen)
+        return Scaled(leaf) if asked and _is_schedule(leaf) else leaf
+
+    return jax.tree_util.tree_map_with_path(scaled, hyper, is_leaf=_is_schedule)
 
 
 def with_schedules(hyper: Hyper) -> Hyper:
@@ -109,7 +157,8 @@ def require_number(name: str, leaf: Any, done: str) -> None:
     if _is_schedule(leaf):
         raise ArgumentError.here(
             f"{name!r} is a schedule, {leaf.value!r}: the number of the round says what it is, so "
-            f"it cannot be {done} as well. Leave it out, or give it a number to start from."
+            f"it cannot be {done} as well. Leave it out, give it a number to start from, or a "
+            f"factor that can be {done}: fg.hyper.scalable(hyper, {name!r})."
         )
 
 
@@ -137,6 +186,10 @@ def _flatten(hyper: Hyper, or_none: bool = False) -> tuple[dict[str, Any], Any]:
 
 def _is_schedule(leaf: Any) -> bool:
     return isinstance(leaf, Schedule)
+
+
+def _follows_rounds(leaf: Any) -> bool:
+    return isinstance(leaf, Schedule | Scaled)
 
 
 def _gives_a_number(fun: Any) -> bool:

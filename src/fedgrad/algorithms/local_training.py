@@ -1,14 +1,15 @@
 """What a client does in a round: steps of its own optimizer on its own examples."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedgrad.algorithms.amount import Amount, how_much, most, require_bounded
 from fedgrad.algorithms.objective import Loss, batch_loss, client_loss, takes_key
 from fedgrad.algorithms.optimizer import (
     Optimizer,
@@ -68,15 +69,16 @@ class LocalTraining:
     `optimizer`: a learning rate of SGD (a number, one for each layer, or a schedule), an
     `fg.optimizer(optax.adam, learning_rate=0.1)`, whose floats are hyperparameters, or a plain
     optax optimizer; it starts anew in every round. `epochs` over a client's examples (by default
-    1), or a number of `steps`, in batches of `batch_size`; `shuffle` by the round's key.
-    `gradient`: from a loss, what a step follows instead of the gradient of its batch.
+    1), or a number of `steps`, in batches of `batch_size`; either can be a schedule, a function of
+    the round number. `shuffle` by the round's key. `gradient`: from a loss, what a step follows
+    instead of the gradient of its batch.
     """
 
     optimizer: Any = 0.1
     _: KW_ONLY
     batch_size: int = 20
-    epochs: int | None = None
-    steps: int | None = None
+    epochs: Amount | None = None
+    steps: Amount | None = None
     shuffle: bool = True
     gradient: Callable[[Loss], Gradient] = plain_gradient
 
@@ -86,19 +88,35 @@ class LocalTraining:
                 f"epochs={self.epochs} and steps={self.steps}: give one of them, a client does "
                 "either."
             )
-        for name in ("batch_size", "epochs", "steps"):
-            if getattr(self, name) is not None:
+        require_whole("batch_size", self.batch_size)
+        for name in ("epochs", "steps"):
+            if getattr(self, name) is not None and name not in self.hyper:
                 require_whole(name, getattr(self, name))
         object.__setattr__(self, "optimizer", _of_clients(self.optimizer))
 
-    def steps_of(self, examples: Examples) -> Any:
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """How much is done, where that is a schedule: it is a hyperparameter then."""
+        both = {"epochs": self.epochs, "steps": self.steps}
+        return {name: value for name, value in both.items() if callable(value)}
+
+    def require(self, hyper: Hyper) -> None:
+        """Refuse more work than there is room for."""
+        for name, schedule in self.hyper.items():
+            require_bounded(name, hyper[name], most(name, schedule))
+
+    def steps_of(self, examples: Examples, hyper: Hyper) -> Any:
         """How many steps a client with these examples takes."""
         batches = -(-examples.count // self.batch_size)
-        return batches * (self.epochs or 1) if self.steps is None else self.steps
+        if self.steps is None:
+            return batches * how_much("epochs", self.epochs or 1, hyper)
+        return how_much("steps", self.steps, hyper)
 
     def training(self, loss: Loss) -> Training:
         """All of a client's work in a round."""
         slope = self.gradient(loss)
+        # A loop that can be differentiated knows how long it can be.
+        bound = next((most(name, schedule) for name, schedule in self.hyper.items()), None)
 
         def train(
             start: Params, examples: Examples, hyper: Hyper, key: Key
@@ -117,8 +135,10 @@ class LocalTraining:
             zero = jnp.zeros((), accumulator(start))
             carry = (start, start_of(made, start), zero, zero, jnp.int32(0))
             ordered = order if self.shuffle else None
+            epochs = how_much("epochs", self.epochs or 1, hyper)
+            steps = None if self.steps is None else how_much("steps", self.steps, hyper)
             end, _, total, seen, _ = examples.fold(
-                step, carry, self.batch_size, self.epochs or 1, ordered, self.steps
+                step, carry, self.batch_size, epochs, ordered, steps, bound
             )
             return jax.tree.map(jnp.subtract, start, end), total / seen
 
@@ -134,10 +154,16 @@ class WholeGradient:
 
     batch_size: int
     optimizer: Optimizer = field(default_factory=lambda: Optimizer(optax.identity, {}))
+    hyper: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_whole("batch_size", self.batch_size)
+
+    def require(self, hyper: Hyper) -> None:
+        """There is nothing to refuse."""
 
     def training(self, loss: Loss) -> Training:
         """All of a client's work in a round."""
-        require_whole("batch_size", self.batch_size)
 
         def train(
             start: Params, examples: Examples, hyper: Hyper, key: Key
@@ -150,14 +176,50 @@ class WholeGradient:
         return train
 
 
-def as_work(client: Any) -> LocalTraining | WholeGradient:
+@runtime_checkable
+class Work(Protocol):
+    """What clients do in a round."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Of the clients, whose hyperparameters are called `client`."""
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """Further hyperparameters."""
+
+    def require(self, hyper: Hyper) -> None:
+        """Refuse hyperparameters to start with that cannot be worked with."""
+
+    def training(self, loss: Loss) -> Training:
+        """All of a client's work in a round."""
+
+
+def as_work(client: Any) -> Work:
     """What `client=` stands for: an optimizer or a learning rate are local training with it."""
-    return client if isinstance(client, LocalTraining | WholeGradient) else local_training(client)
+    return client if isinstance(client, Work) else as_local(client)
+
+
+def as_local(client: Any) -> LocalTraining:
+    """The same, of an algorithm that needs local training."""
+    return client if isinstance(client, LocalTraining) else local_training(client)
+
+
+def require_sgd(
+    work: LocalTraining, name: str, why: str, known: Collection[str] = ("learning_rate",)
+) -> None:
+    """Refuse another optimizer of clients than SGD, with hyperparameters that are known."""
+    found = work.optimizer
+    if found.make is not optax.sgd or not set(found.defaults) <= {*known} or found.fixed:
+        raise ArgumentError.here(
+            f"{name}: clients take steps of plain SGD, because {why} only then. Write "
+            "client=fg.local_training(0.1, ...)."
+        )
 
 
 def following(client: Any, gradient: Callable[[Loss], Gradient]) -> LocalTraining:
     """Local training whose steps follow another gradient."""
-    made = client if isinstance(client, LocalTraining) else local_training(client)
+    made = as_local(client)
     if made.gradient is not plain_gradient:
         raise ArgumentError.here(
             "client=fg.local_training(..., gradient=): this algorithm has a gradient of its own. "

@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,10 +11,66 @@ import jax.numpy as jnp
 
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError
+from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.primitives import accumulator
+from fedgrad.core.program import broadcast
 from fedgrad.core.types import Batch, Key, Params
 
 Loss = Callable[..., Any]  # (params, batch) or (params, batch, key) -> one loss per example
+
+
+@dataclass(frozen=True, eq=False)
+class WithFixed:
+    """A loss or a metric with arrays that it reads and nobody trains: `fg.with_fixed(...)`."""
+
+    fun: Loss
+    fixed: Any
+
+    def __post_init__(self) -> None:
+        signature = inspect.signature(self.fun)
+        if "fixed" not in signature.parameters:
+            name = getattr(self.fun, "__name__", repr(self.fun))
+            raise ArgumentError.here(
+                f"fg.with_fixed: {name}{signature} has no argument `fixed`. Write "
+                f"def {name}(params, batch, fixed), which is given the arrays."
+            )
+        left = [p for n, p in signature.parameters.items() if n != "fixed"]
+        object.__setattr__(self, "__signature__", signature.replace(parameters=left))
+        object.__setattr__(self, "__name__", getattr(self.fun, "__name__", "loss"))
+
+    def __call__(self, params: Params, batch: Batch, **more: Any) -> Any:
+        """Its value, where the arrays are."""
+        return self.fun(params, batch, fixed=self.fixed, **more)
+
+
+def with_fixed(fun: Loss, fixed: Any) -> WithFixed:
+    """A loss or a metric `fun(params, batch, fixed)` with its `fixed` arrays: frozen weights, an
+    embedding, class weights. They are part of no model: nobody trains or differentiates them. The
+    server sends them to the clients of every round, which a plan shows.
+
+        fg.fed_avg(fg.with_fixed(loss, backbone))
+    """
+    arrays = jax.tree.map(_fixed, fixed)
+    return WithFixed(fun, arrays)
+
+
+def _fixed(leaf: Any) -> jax.Array:
+    try:
+        return jax.lax.stop_gradient(jnp.asarray(leaf))
+    except TypeError:
+        raise ArgumentError.here(
+            f"fg.with_fixed takes arrays, found {type(leaf).__name__}. Bind what is no array with "
+            "functools.partial."
+        ) from None
+
+
+def sent(loss: Loss, at: Placement = CLIENTS) -> Loss:
+    """The loss as clients can compute it: its fixed arrays are sent to them."""
+    return _with(loss, broadcast(loss.fixed, at)) if isinstance(loss, WithFixed) else loss
+
+
+def _with(loss: Loss, fixed: Any) -> Loss:
+    return replace(loss, fixed=fixed) if isinstance(loss, WithFixed) else loss
 
 
 def takes_key(loss: Loss) -> bool:
@@ -60,25 +117,27 @@ def client_loss(
     examples (none of its few are held out) has a loss of 0.
     """
 
-    def total(params: Params, batch: Batch, mask: jax.Array, key: Key, i: jax.Array) -> jax.Array:
+    def total(
+        params: Params, batch: Batch, mask: jax.Array, key: Key, i: jax.Array, fixed: Any
+    ) -> jax.Array:
         fresh = jax.random.fold_in(key, i) if takes_key(loss) else None
-        losses = per_example(loss, params, batch, fresh)
+        losses = per_example(_with(loss, fixed), params, batch, fresh)
         return jnp.sum(jnp.where(mask, losses, 0))
 
     def summed(fun: Callable[..., Any], like: Any, primals: Any) -> Any:
-        params, examples, key = primals
+        params, examples, key, fixed = primals
 
         def step(carry: Any, batch: Batch, mask: jax.Array) -> Any:
             i, sums = carry
-            new = fun(params, batch, mask, key, i)
+            new = fun(params, batch, mask, key, i, fixed)
             return i + 1, jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, new)
 
         zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), accumulator(x)), like)
         return examples.fold(step, (jnp.int32(0), zeros), batch_size)[1]
 
     @jax.custom_jvp
-    def mean(params: Params, examples: Examples, key: Key) -> jax.Array:
-        sums = summed(total, _zero(params), (params, examples, key))
+    def mean(params: Params, examples: Examples, key: Key, fixed: Any) -> jax.Array:
+        sums = summed(total, _zero(params), (params, examples, key, fixed))
         return sums / jnp.maximum(examples.count, 1).astype(sums.dtype)
 
     @functools.partial(mean.defjvp, symbolic_zeros=True)
@@ -93,7 +152,9 @@ def client_loss(
                 slope = slope + jnp.sum(g * t.astype(g.dtype)).astype(sums.dtype)
         return sums / count, slope / count
 
-    return mean(params, examples, jax.random.key(0) if key is None else key)
+    # Arrays that were sent are handed over: what a derivative captures, it cannot place.
+    fixed = loss.fixed if isinstance(loss, WithFixed) else None
+    return mean(params, examples, jax.random.key(0) if key is None else key, fixed)
 
 
 def _is_zero(x: Any) -> bool:

@@ -141,6 +141,8 @@ def _learned(name: str, form: Form) -> Form:
         )
     parts = [p for p in name.split(".") if p in DEFAULT_BOUNDS]
     low, high = DEFAULT_BOUNDS[parts[0]] if parts else (-math.inf, math.inf)
+    if name.endswith(".factor"):  # of a schedule, whatever that is of
+        low, high = 0.0, math.inf
     low, high = low if form.low is None else form.low, high if form.high is None else form.high
     if not low < high:
         raise ArgumentError.here(f"bounds of {name!r}: {low} is not below {high}.")

@@ -19,7 +19,7 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics, require_metrics
-from fedgrad.algorithms.objective import Loss, client_loss
+from fedgrad.algorithms.objective import Loss, client_loss, sent
 from fedgrad.algorithms.safeguards import finite, undone
 from fedgrad.algorithms.settings import settings_of_race
 from fedgrad.clients.examples import Examples
@@ -179,7 +179,7 @@ def race(
         def play(name: str, one: State, its: Hyper) -> tuple[State, Metrics, jax.Array]:
             """The next state, and each client's own loss of the model before."""
             new, metrics = step(name, one, its, train, key, further)
-            own = client_loss(judge or loss, batch_size, broadcast(one.params), judges)
+            own = client_loss(sent(judge or loss), batch_size, broadcast(one.params), judges)
             return new, metrics, own.astype(jnp.float32)
 
         played: dict[str, tuple[State, Metrics, jax.Array]] = {}
@@ -194,8 +194,10 @@ def race(
             played |= {n: jax.tree.map(lambda x, i=i: x[i], rows) for i, n in enumerate(names)}
         own = jnp.stack([played[n][2] for n in live])
         judged = judges.count > 0
-        losses = mean(own, weights=judges.count)
-        ranks = mean(_ranks(own), weights=judged)
+        with jax.named_scope("losses of the candidates, weighted"):
+            losses = mean(own, weights=judges.count)
+        with jax.named_scope("ranks of the candidates"):
+            ranks = mean(_ranks(own), weights=judged)
         seen = [played[n][1].loss for n in live]
         trained = None
         # Where nobody has an example to spare, what they train on has to do; if that is not known

@@ -8,17 +8,15 @@ import jax.numpy as jnp
 import optax
 
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.fed_opt import BELONGS_TO_LOCAL_TRAINING, WEIGHTINGS, fed_opt, now
-from fedgrad.algorithms.local_training import LocalTraining, following, plus
+from fedgrad.algorithms.fed_opt import fed_opt, leaving, now, trained
+from fedgrad.algorithms.local_training import following, plus, require_sgd
 from fedgrad.algorithms.metrics import Metrics
+from fedgrad.algorithms.named import named
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import optimizer
-from fedgrad.algorithms.settings import titled
-from fedgrad.clients.examples import Examples
-from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.primitives import promoting
-from fedgrad.core.program import broadcast, client_key, mean, program, sum
+from fedgrad.core.program import broadcast, program, sum
 from fedgrad.core.types import Hyper, Key, Params
 
 
@@ -45,8 +43,7 @@ class ScaffoldClient:
     share: Any  # 1 / the number of all clients
 
 
-@titled
-@known_arguments(BELONGS_TO_LOCAL_TRAINING)
+@named
 def scaffold(
     loss: Loss, client: Any = 0.1, server_learning_rate: Any = 1.0, *, weighting: str = "uniform"
 ) -> Algorithm:
@@ -57,8 +54,8 @@ def scaffold(
     """
 
     work = following(client, plus(lambda params, start, hyper: hyper["correction"]))
-    _require_sgd(work)
-    train, ours = work.training(loss), optimizer(optax.sgd, learning_rate=server_learning_rate)
+    require_sgd(work, "scaffold", "(x - y) / (K lr) is the mean of their gradients")
+    ours = optimizer(optax.sgd, learning_rate=server_learning_rate)
     plain = fed_opt(loss, server=ours, client=work, weighting=weighting)
 
     def init(params: Params, hyper: Hyper | None = None) -> ScaffoldState:
@@ -74,16 +71,9 @@ def scaffold(
         state: ScaffoldState, hyper: Hyper, cohort: Any, key: Key, client_state: ScaffoldClient
     ) -> tuple[ScaffoldState, Metrics, ScaffoldClient]:
         hyper = now(state.server, hyper)
-        examples = Examples.of(cohort)
-        theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
         correction = jax.tree.map(jnp.subtract, broadcast(state.control), client_state.control)
-        update, value = train(
-            broadcast(state.params),
-            examples,
-            {**theirs, "correction": correction},
-            client_key(key),
-        )
-        steps = work.steps_of(examples)
+        done = trained(work, loss, state.params, hyper, cohort, key, correction=correction)
+        steps = work.steps_of(done.examples, done.hyper)
         with promoting():
 
             def controls(rate: Any, *parts: Any) -> Any:
@@ -95,24 +85,16 @@ def scaffold(
 
                 return jax.tree.map(one, *parts)
 
-            rates, share = theirs["client"]["learning_rate"], client_state.share
-            control = jax.tree.map(controls, rates, update, correction, client_state.control)
+            rates, share = done.hyper["client"]["learning_rate"], client_state.share
+            control = jax.tree.map(controls, rates, done.update, correction, client_state.control)
             moved = jax.tree.map(
                 lambda a, old: ((a - old) * share).astype(old.dtype), control, client_state.control
             )
-        sent = {"update": update, "loss": value}
-        got = mean(sent, weights=WEIGHTINGS[weighting](examples.count, theirs))
-        server = state.server.step(ours.build(hyper["server"]), got["update"])
-        new = ScaffoldState(server, jax.tree.map(jnp.add, state.control, sum(moved)))
-        return new, Metrics(loss=got["loss"]), ScaffoldClient(control, share)
+        got = leaving(weighting, done, {"model update": done.update, "training loss": done.loss})
+        with jax.named_scope("control variate"):
+            moved = sum(moved)
+        server = state.server.step(ours.build(hyper["server"]), got["model update"])
+        new = ScaffoldState(server, jax.tree.map(jnp.add, state.control, moved))
+        return new, Metrics(loss=got["training loss"]), ScaffoldClient(control, share)
 
     return replace(plain, init=init, round=round, client_init=client_init)
-
-
-def _require_sgd(work: LocalTraining) -> None:
-    found = work.optimizer
-    if found.make is not optax.sgd or set(found.defaults) != {"learning_rate"} or found.fixed:
-        raise ArgumentError.here(
-            "scaffold: clients take steps of plain SGD, because (x - y) / (K lr) is the mean of "
-            "their gradients only then. Write client=fg.local_training(0.1, ...)."
-        )

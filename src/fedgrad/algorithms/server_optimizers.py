@@ -82,9 +82,20 @@ def fed_exp(epsilon: Any = 1e-3) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def squared_norm(update: Any) -> dict[str, jax.Array]:
+def squared_norm(update: Any, examples: Any, hyper: Any) -> dict[str, jax.Array]:
     """What FedExP measures of each client."""
     return {"squared_norm": _dot(update, update)}
+
+
+def fed_nova(learning_rate: Any = 1.0) -> optax.GradientTransformationExtraArgs:
+    """FedNova: updates per step, times as many steps as clients take in the mean."""
+
+    def update(
+        updates: Any, state: Any, params: Any = None, *, steps: jax.Array, **extra: Any
+    ) -> tuple[Any, Any]:
+        return jax.tree.map(lambda u: -learning_rate * steps * u, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def _follow_product(

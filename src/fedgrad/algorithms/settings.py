@@ -19,10 +19,12 @@ NAMES = {
     "fed_avg": "FedAvg",
     "fed_avgm": "FedAvgM",
     "fed_dog": "DoG",
+    "fed_dyn": "FedDyn",
     "fed_exp": "FedExP",
     "fed_hyper": "FedHyper-G",
     "fed_hypergradient": "hypergradient descent",
     "fed_mechanic": "Mechanic",
+    "fed_nova": "FedNova",
     "fed_prodigy": "Prodigy",
     "fed_prox": "FedProx",
     "fed_sgd": "FedSGD",
@@ -46,6 +48,7 @@ def titled(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
 
 def settings_of(work: Any, server: Optimizer, weighting: str) -> dict[str, Any]:
     """What the rounds of `fed_opt` are made of."""
+    work = getattr(work, "work", work)  # FedNova's clients do the usual, and tell more of it
     client: dict[str, Any] = {"batch_size": work.batch_size}
     if isinstance(work, LocalTraining):
         amount = {"epochs": work.epochs or 1} if work.steps is None else {"steps": work.steps}

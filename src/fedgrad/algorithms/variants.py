@@ -1,15 +1,18 @@
 """The named algorithms, each only its difference from `fed_opt`."""
 
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 import jax
 import optax
 
 from fedgrad.algorithms import server_optimizers
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.fed_opt import BELONGS_TO_LOCAL_TRAINING, fed_opt
+from fedgrad.algorithms.fed_dyn import fed_dyn
+from fedgrad.algorithms.fed_nova import fed_nova
+from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.local_training import Gradient, WholeGradient, following, plus
+from fedgrad.algorithms.named import BELONGS_TO_LOCAL_TRAINING, named
 from fedgrad.algorithms.objective import Loss, batch_loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.algorithms.scaffold import scaffold
@@ -17,25 +20,19 @@ from fedgrad.algorithms.settings import titled
 from fedgrad.core.errors import known_arguments
 from fedgrad.core.types import Batch, Hyper, Params
 
-P = ParamSpec("P")
 
-
-def variant(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-    """One of those below: it has a name, and says what arguments there are."""
-    return titled(known_arguments(BELONGS_TO_LOCAL_TRAINING)(make))
-
-
-@variant
+@named
 def fed_avg(
     loss: Loss, client: Any = 0.1, server_learning_rate: Any = 1.0, *, weighting: str = "examples"
 ) -> Algorithm:
     """FedAvg (McMahan et al. 2017): local SGD, then the mean. `client`: a learning rate, an
-    optimizer, or all of `fg.local_training(...)`; `weighting` as for `fed_opt`."""
+    optimizer, or all of `fg.local_training(...)`. Instead of it, the usual in keywords:
+    `client_learning_rate`, `batch_size`, `epochs`. `weighting` as for `fed_opt`."""
     server = optimizer(optax.sgd, learning_rate=server_learning_rate)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-@variant
+@named
 def fed_avgm(
     loss: Loss,
     client: Any = 0.1,
@@ -49,7 +46,7 @@ def fed_avgm(
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-@variant
+@named
 def fed_adam(
     loss: Loss,
     client: Any = 0.1,
@@ -67,7 +64,7 @@ def fed_adam(
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-@variant
+@named
 def fed_yogi(
     loss: Loss,
     client: Any = 0.1,
@@ -84,7 +81,7 @@ def fed_yogi(
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-@variant
+@named
 def fed_adagrad(
     loss: Loss,
     client: Any = 0.1,
@@ -105,7 +102,7 @@ def fed_adagrad(
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-@variant
+@named
 def fed_prox(
     loss: Loss,
     client: Any = 0.1,
@@ -124,7 +121,7 @@ def fed_prox(
     return fed_opt(loss, server=server, client=client, weighting=weighting, hyper=hyper)
 
 
-@variant
+@named
 def per_fed_avg(
     loss: Loss,
     client: Any = 0.1,
@@ -180,7 +177,7 @@ def fed_sgd(
     return fed_opt(loss, server=server, client=WholeGradient(batch_size), weighting=weighting)
 
 
-@variant
+@named
 def fed_exp(loss: Loss, client: Any = 0.1, *, weighting: str = "uniform") -> Algorithm:
     """FedExP (Jhunjhunwala et al. 2023): the server's rate is extrapolated from how much clients
     disagree, at the price of one more number from each."""
@@ -189,14 +186,14 @@ def fed_exp(loss: Loss, client: Any = 0.1, *, weighting: str = "uniform") -> Alg
     return fed_opt(loss, server=server, client=client, weighting=weighting, measure=measure)
 
 
-@variant
+@named
 def fed_hyper(loss: Loss, client: Any = 0.1, *, weighting: str = "examples") -> Algorithm:
     """FedHyper-G (Wang et al. 2024): the server's rate follows the product of two updates."""
     server = optimizer(server_optimizers.fed_hyper_global, low=-0.8, high=4.0)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-@variant
+@named
 def fed_hypergradient(
     loss: Loss,
     client: Any = 0.1,
@@ -215,21 +212,21 @@ def fed_hypergradient(
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-@variant
+@named
 def fed_prodigy(loss: Loss, client: Any = 0.1, *, weighting: str = "examples") -> Algorithm:
     """Prodigy of optax.contrib as the server's optimizer: it estimates its own learning rate."""
     server = optimizer(optax.contrib.prodigy, learning_rate=1.0)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-@variant
+@named
 def fed_dog(loss: Loss, client: Any = 0.1, *, weighting: str = "examples") -> Algorithm:
     """DoG (distance over gradients) of optax.contrib as the server's optimizer."""
     server = optimizer(optax.contrib.dog, learning_rate=1.0)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
 
-@variant
+@named
 def fed_mechanic(
     loss: Loss, client: Any = 0.1, momentum: Any = 0.9, *, weighting: str = "examples"
 ) -> Algorithm:
@@ -249,10 +246,12 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": fed_avg,
     "fedavgm": fed_avgm,
     "feddog": fed_dog,
+    "feddyn": fed_dyn,
     "fedexp": fed_exp,
     "fedhyper": fed_hyper,
     "fedhypergradient": fed_hypergradient,
     "fedmechanic": fed_mechanic,
+    "fednova": fed_nova,
     "fedprodigy": fed_prodigy,
     "fedprox": fed_prox,
     "fedsgd": fed_sgd,

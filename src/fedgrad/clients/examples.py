@@ -1,5 +1,6 @@
 """The data of one client when clients have different amounts of it."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.core.types import Batch, Key
 
 Carry = TypeVar("Carry")
+NOWHERE = 2**31 - 1  # the index of an example that does not exist
 
 
 @jax.tree_util.register_dataclass
@@ -61,11 +63,16 @@ class Examples:
 
     def take(self, indices: jax.Array) -> Batch:
         """The examples at these indices; an index past the end gives the last example."""
-        places = jnp.clip(jnp.asarray(indices, jnp.int32), 0, self.count - 1)
-        if self.part is not None:
-            places = permuted(self.part.key, self.part.all, self.part.first + places)
-        rows = self.offset + places
+        rows = self.offset + self.index(indices)
         return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), self.store)
+
+    def index(self, indices: jax.Array) -> jax.Array:
+        """Where in the client's own data the examples at these indices are: the same, unless these
+        are a part of them (`fg.HeldOut`). So a client can keep something for each example."""
+        places = jnp.clip(jnp.asarray(indices, jnp.int32), 0, self.count - 1)
+        if self.part is None:
+            return places
+        return permuted(self.part.key, self.part.all, self.part.first + places)
 
     def batch(self, start: Any, size: int) -> tuple[Batch, jax.Array]:
         """Examples start ... start + size - 1, and which of them exist (others are arbitrary)."""
@@ -90,34 +97,53 @@ class Examples:
 
     def fold(
         self,
-        step: Callable[[Carry, Batch, jax.Array], Carry],
+        step: Callable[..., Carry],
         carry: Carry,
         batch_size: int,
-        epochs: int = 1,
+        epochs: Any = 1,
         key: Key | None = None,
-        steps: int | None = None,
+        steps: Any = None,
+        most: int | None = None,
     ) -> Carry:
         """`carry = step(carry, batch, mask)` over this client's batches, in data order or shuffled.
 
         A client with 53 examples and batches of 10 does 6 steps, the last with a mask of 3. With
         `steps`, every client does so many, beginning again where its batches end (shuffled once).
+        Where epochs or steps are computed, `most` says how many they can be. A step with a fourth
+        argument, `index`, is told where in the client's own data its examples are; for those that
+        do not exist, past the end of any array, where `array.at[index].set(...)` sets nothing.
+
         The loop can be differentiated in every mode; where nothing is pulled back through it, the
         executor ends it after this client's last batch instead of the largest client's.
         """
         batches = -(-self.count // batch_size)
-        most = -(-self.capacity // batch_size)
+        whole = -(-self.capacity // batch_size)
+        told = "index" in inspect.signature(step).parameters
 
-        def take(i: jax.Array) -> tuple[Batch, jax.Array]:
+        def take(i: jax.Array) -> tuple[Any, ...]:
             epoch, start = i // batches, i % batches * batch_size
-            if key is None:
-                return self.batch(start, batch_size)
-            now = key if epochs == 1 or steps is not None else jax.random.fold_in(key, epoch)
             places = start + jnp.arange(batch_size, dtype=jnp.int32)
-            return self.take(self.shuffled(now, places)), places < self.count
+            mask = places < self.count
+            if key is None:
+                batch, _ = self.batch(start, batch_size)
+            else:
+                once = steps is not None or (most is None and epochs == 1)
+                places = self.shuffled(key if once else jax.random.fold_in(key, epoch), places)
+                batch = self.take(places)
+            if not told:
+                return batch, mask
+            return batch, mask, jnp.where(mask, self.index(places), NOWHERE)
 
-        if steps is not None:
-            return jax.lax.fori_loop(0, steps, lambda i, c: step(c, *take(i)), carry)
-        return repeat(lambda i, c: step(c, *take(i)), carry, batches * epochs, most * epochs)
+        def body(i: jax.Array, carry: Carry) -> Carry:
+            return step(carry, *take(i))
+
+        if steps is None:
+            return repeat(body, carry, batches * epochs, whole * (epochs if most is None else most))
+        return (
+            jax.lax.fori_loop(0, steps, body, carry)
+            if most is None
+            else repeat(body, carry, steps, most)
+        )
 
 
 def repeat(

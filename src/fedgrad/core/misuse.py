@@ -60,7 +60,7 @@ def refuse_mix(placed: dict[str, Value], operation: str, line: str) -> NoReturn:
         raise PlacementError(
             f"{line}: {operation}: {server.origin} is at the server but is used "
             f"together with {client.origin}, which is at {place}.{why} Send it there first: "
-            f"fg.broadcast({name}{at})."
+            f"fg.broadcast({name}{at}).{_in_a_loss(server)}"
         )
     (a, x), (b, y) = list(placed.items())[:2]
     raise PlacementError(
@@ -68,3 +68,10 @@ def refuse_mix(placed: dict[str, Value], operation: str, line: str) -> NoReturn:
         f"{y.origin}, which is at {b}. Clients cannot see each other: sum one of them to the "
         "server and broadcast it from there."
     )
+
+
+def _in_a_loss(captured: Value) -> str:
+    """A loss cannot send: it runs at clients."""
+    if not captured.origin.captured:
+        return ""
+    return " In a loss or a metric, which runs at clients: fg.with_fixed(loss, it)."

@@ -11,6 +11,7 @@ This is the only file that touches `jax.interpreters` and `jax.extend`.
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -259,6 +260,9 @@ def interpret(
     return [value(v) for v in jaxpr.jaxpr.outvars]
 
 
+NOWHERE = "somewhere in a library"
+
+
 def position(*sources: Any) -> tuple[str, str, str]:
     """File, line and function of the user's code that made an equation, empty if nobody knows; the
     first source that does, from the inside out (JAX forgets the caller of a loop's body)."""
@@ -275,7 +279,7 @@ def where(*sources: Any) -> str:
     """`file.py:41 (function)` of the user's code that made an equation."""
     path, line, function = position(*sources)
     if not path:
-        return "somewhere in a library"
+        return NOWHERE
     return place(path, line) + (f" ({function})" if function else "")
 
 
@@ -286,10 +290,17 @@ def current_source() -> Any:
 
 @contextlib.contextmanager
 def at_source(source: Any) -> Iterator[None]:
-    """Equations made here belong to the user's line `source`, if one is known."""
-    with (
-        contextlib.nullcontext()
-        if source is None
-        else source_info_util.user_context(source.traceback)
-    ):
+    """Equations made here belong to the user's line `source`, if one is known, and to the scope
+    (`jax.named_scope`) that it was in."""
+    if source is None:
         yield
+        return
+    names = source_info_util.current().name_stack + source.name_stack
+    with source_info_util.user_context(source.traceback, name_stack=names):
+        yield
+
+
+def scope(source: Any) -> str:
+    """The innermost `jax.named_scope` that an equation was made in; none is ""."""
+    names = re.sub(r"\w+\(|\)", "", str(source.name_stack)) if source is not None else ""
+    return next(filter(None, reversed(names.split("/"))), "")

@@ -59,6 +59,8 @@ class Program:
     # How a derivative is made, of arguments that were read, instead of traced (trace.py).
     derive: Callable[[Any], Any] | None = dataclasses.field(default=None)
     signature: inspect.Signature = dataclasses.field(default=None)  # type: ignore[assignment]
+    # Looks at where each part of the result is, when the program is traced, and may refuse it.
+    look: Callable[[Any], None] | None = dataclasses.field(default=None)
     # What has been made of the program: shared by copies, so that `.on(...)` compiles only once.
     made: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
@@ -241,7 +243,8 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
     counts = weights != (False if weights.dtype == jnp.bool_ else 0)
     if jnp.issubdtype(weights.dtype, jnp.inexact):
         weights = source_p.bind(weights, counts)  # it may depend on what it weighs
-    total = sum(weights, at)
+    with jax.named_scope("weight"):
+        total = sum(weights, at)
 
     def weighted(leaf: jax.Array) -> jax.Array:
         # 0 * NaN is NaN, so what a dropped client may not send is zeroed first. What is finite

@@ -83,6 +83,8 @@ def trace(program: Program, arguments: Arguments) -> Traced:
                 f"{program.name} returns {value.origin}, the store of examples itself. Return what "
                 "it computes of them, for example data.count."
             )
+    if program.look is not None:
+        program.look(jax.tree.unflatten(made.outputs, [v.at for v in made.graph.outputs]))
     return _constants_placed(made, program)
 
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from fedgrad.core.graph import Graph, everywhere, exchanges, is_client
-from fedgrad.core.primitives import where
+import jax
+
+from fedgrad.core.graph import Graph, Value, everywhere, exchanges, is_client
+from fedgrad.core.primitives import NOWHERE, scope, where
 from fedgrad.plan.exposure import can_dominate, traits
 
 
@@ -22,7 +25,7 @@ class Release:
     shape: tuple[int, ...]
     dtype: str
     size: int
-    source: str  # the user's line that made the value
+    source: str  # what it is (`jax.named_scope`), and the user's line that made it
     clients: int  # over how many the sum goes
     raw: bool = False
     picked: bool = False
@@ -46,13 +49,29 @@ class Release:
         )
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A result that stays at clients. A simulation hands it out, stacked over clients; on nodes it
+    stays where it is, and the server has a handle."""
+
+    placement: str
+    shape: tuple[int, ...]
+    dtype: str
+    result: str  # where in the result it is
+
+    def __str__(self) -> str:
+        return f"stays at {self.placement}: {self.dtype}{list(self.shape)}, {self.result}"
+
+
 @dataclass(frozen=True, repr=False)
 class Audit:
     """Everything that leaves clients. What a sum tells about one client is not something that can
-    be read off a program: `releases` are marked where it is plain to see that it may be much."""
+    be read off a program: `releases` are marked where it is plain to see that it may be much.
+    `kept`: results that are at clients, and stay there."""
 
     releases: tuple[Release, ...]
     findings: tuple[str, ...]
+    kept: tuple[Kept, ...] = ()
 
     @property
     def only_sums(self) -> bool:
@@ -61,16 +80,17 @@ class Audit:
 
     def __str__(self) -> str:
         lines = [str(release) for release in self.releases] or ["nothing leaves any client"]
-        return "\n".join([*lines, *(f"! {finding}" for finding in self.findings)])
+        kept = map(str, self.kept)
+        return "\n".join([*lines, *kept, *(f"! {finding}" for finding in self.findings)])
 
     __repr__ = __str__
 
 
-def audit(graph: Graph, clients: Mapping[str, int]) -> Audit:
+def audit(graph: Graph, clients: Mapping[str, int], outputs: Any) -> Audit:
     releases = []
     for number, x, _ in exchanges(graph):
         known = traits(x, graph.indices.values())
-        for sent, _ in x.up:
+        for sent, total in x.up:
             trait = known[sent]
             releases.append(
                 Release(
@@ -79,7 +99,7 @@ def audit(graph: Graph, clients: Mapping[str, int]) -> Audit:
                     tuple(sent.aval.shape),
                     str(sent.aval.dtype),
                     sent.size,
-                    where(sent.origin.source) if sent.origin.primitive else str(sent.origin),
+                    _what(sent, total),
                     clients[x.placement],
                     trait.raw,
                     trait.indexed,
@@ -91,7 +111,28 @@ def audit(graph: Graph, clients: Mapping[str, int]) -> Audit:
         for placement in dict.fromkeys(r.placement for r in releases)
         if clients[placement] == 1
     ]
-    return Audit(tuple(releases), tuple([*_leaks(graph), *alone]))
+    return Audit(tuple(releases), tuple([*_leaks(graph), *alone]), _kept(graph, outputs))
+
+
+def _what(sent: Value, total: Value) -> str:
+    """What a client adds: by the scope that it, or its sum, was made in, and by the user's line."""
+    if not sent.origin.primitive:
+        return str(sent.origin)
+    name = scope(total.origin.source) or scope(sent.origin.source)
+    line = where(sent.origin.source)
+    return line if not name else name if line == NOWHERE else f"{name}, {line}"
+
+
+def _kept(graph: Graph, outputs: Any) -> tuple[Kept, ...]:
+    """The results that are at clients, each by its place in the result."""
+    numbered = jax.tree.unflatten(outputs, range(len(graph.outputs)))
+    named, _ = jax.tree_util.tree_flatten_with_path(numbered)
+    found = [(path, graph.outputs[number]) for path, number in named]
+    return tuple(
+        Kept(v.at, tuple(v.aval.shape), str(v.aval.dtype), f"result{jax.tree_util.keystr(path)}")
+        for path, v in found
+        if is_client(v.at)
+    )
 
 
 def _leaks(graph: Graph) -> list[str]:

@@ -115,8 +115,9 @@ class Plan:
         return server.client_work(self.graph)
 
     def audit(self) -> Audit:
-        """Every value that leaves a client, in which round, through which sum."""
-        return audit(self.graph, self.clients)
+        """Every value that leaves a client, in which round, through which sum; and the results that
+        stay at clients."""
+        return audit(self.graph, self.clients, self.outputs)
 
     def draw(self, path: str | None = None) -> str:
         """The federated graph as SVG; written to `path` if given."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.algorithms import hyper as names_of
+from fedgrad.algorithms.hyper import LOOKED_AT
 from fedgrad.clients.population import Population
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.primitives import make_jaxpr
@@ -22,7 +23,6 @@ from fedgrad.training.log import plain
 
 # May differ between a run and its continuation: how long, and what it runs on.
 FREE = ("rounds", "planned", "versions")
-LOOKED_AT = 10_000  # rounds, of a schedule
 
 
 def brief(course: Course, rounds: int) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _program(course: Course, state: State, draw: Draw) -> str | None:
 
 def _values(schedule: names_of.Schedule) -> np.ndarray:
     """What a schedule says, for as many rounds as can be looked at quickly."""
-    return np.asarray(jax.vmap(schedule.at)(jnp.arange(LOOKED_AT, dtype=jnp.int32)))
+    return schedule.values(LOOKED_AT)
 
 
 def _shown(values: np.ndarray) -> str:

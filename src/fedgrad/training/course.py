@@ -133,11 +133,6 @@ class Course:
         found = algorithm.round(*args, **more)
         if algorithm.client_init is None:
             return found
-        if not isinstance(found, tuple) or len(found) != 3:
-            raise ArgumentError.here(
-                f"{algorithm.round.name}: with a client_init, a round gives (state, metrics, "
-                "client_state)."
-            )
         server, metrics, new = found
         every = clients.scatter(state.clients, drawn.cohorts["cohort"], new)
         return StateWithClients(server, every), metrics

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.algorithms.objective import per_example, takes_key
+from fedgrad.algorithms.objective import per_example, sent, takes_key
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import HeldOut
 from fedgrad.core.errors import known_fields
@@ -65,14 +65,14 @@ def means(
         examples = Examples.of(clients)
         if held_out is not None:
             _, examples = held_out.split(examples)
-        params = broadcast(params)
+        params, measured = broadcast(params), {n: sent(m) for n, m in summed.items()}
 
         def add(
             totals: dict[str, jax.Array], batch: Batch, mask: jax.Array
         ) -> dict[str, jax.Array]:
             return {
                 name: totals[name] + _total(metric, params, batch, mask)
-                for name, metric in summed.items()
+                for name, metric in measured.items()
             }
 
         zero = jnp.zeros((), accumulator(params))
@@ -82,7 +82,11 @@ def means(
             count = count.astype(zero.dtype)
             return {name: (totals[name], totals.get(_whole(name), count)) for name in metrics}
 
-        sums = pairs(sum(own), sum(examples.count))
+        totals = {}
+        for name, value in own.items():
+            with jax.named_scope(f"metric {name.replace('/', ' ')}"):
+                totals[name] = sum(value)
+        sums = pairs(totals, sum(examples.count))
         found = {name: top / bottom for name, (top, bottom) in sums.items()}
         return found, sums, pairs(own, examples.count) if per_client else {}
 

@@ -1,0 +1,110 @@
+"""FedDyn: clients keep the gradient of their own loss, so that all end at one optimum."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.fed_opt import ServerState, fed_opt, leaving, now, trained
+from fedgrad.algorithms.local_training import following, plus
+from fedgrad.algorithms.metrics import Metrics
+from fedgrad.algorithms.named import named
+from fedgrad.algorithms.objective import Loss
+from fedgrad.core.graph import CLIENTS
+from fedgrad.core.primitives import promoting
+from fedgrad.core.program import mean, program, sum
+from fedgrad.core.types import Hyper, Key, Params
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FedDynState:
+    """What the server keeps between rounds: `gradient` is the mean of all clients' ones."""
+
+    server: ServerState
+    gradient: Any
+
+    @property
+    def params(self) -> Params:
+        """The model."""
+        return self.server.params
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FedDynClient:
+    """What a client keeps between rounds: the gradient of its loss where it last ended."""
+
+    gradient: Any
+    clients: Any  # how many there are
+
+
+@named
+def fed_dyn(
+    loss: Loss, client: Any = 0.1, proximal_weight: Any = 0.1, *, weighting: str = "uniform"
+) -> Algorithm:
+    """FedDyn (Acar et al. 2021), with m clients and α = `proximal_weight`; client k ends at θ_k:
+
+    θ_k minimises F_k(θ) - <g_k, θ> + α/2 |θ - θ_server|²;   g_k -= α (θ_k - θ_server)
+    h -= α/m Σ (θ_k - θ_server);                             θ_server = mean(θ_k) - h / α
+
+    Clients come near θ_k by local training. Each keeps one model, and sends one. Where α is 0, it
+    is FedAvg.
+    """
+
+    def dynamic(params: Params, start: Params, hyper: Hyper) -> Any:
+        weight, own = hyper["proximal_weight"], hyper["gradient"]
+        return jax.tree.map(lambda w, w0, g: weight * (w - w0) - g, params, start, own)
+
+    work = following(client, plus(dynamic))
+    plain = fed_opt(
+        loss,
+        server=optax.sgd(1.0),
+        client=work,
+        weighting=weighting,
+        hyper={"proximal_weight": proximal_weight},
+    )
+
+    def init(params: Params, hyper: Hyper | None = None) -> FedDynState:
+        server = plain.init(params, hyper)
+        return FedDynState(server, jax.tree.map(jnp.zeros_like, server.params))
+
+    def client_init(params: Params, clients: int) -> FedDynClient:
+        zeros = jax.tree.map(lambda leaf: jnp.zeros_like(jnp.asarray(leaf)), params)
+        return FedDynClient(zeros, jnp.int32(clients))
+
+    @program(cohort=CLIENTS, client_state=CLIENTS)
+    def round(
+        state: FedDynState, hyper: Hyper, cohort: Any, key: Key, client_state: FedDynClient
+    ) -> tuple[FedDynState, Metrics, FedDynClient]:
+        hyper = now(state.server, hyper)
+        own = client_state.gradient
+        done = trained(work, loss, state.params, hyper, cohort, key, gradient=own)
+        got = leaving(weighting, done, {"model update": done.update, "training loss": done.loss})
+        # Where all count alike it is that mean again, which is not sent twice.
+        with jax.named_scope("model update"):
+            went = sum(done.update)
+        with jax.named_scope("number of all clients"):
+            clients = mean(client_state.clients)
+        with promoting():
+            weight, theirs = hyper["proximal_weight"], done.hyper["proximal_weight"]
+            safe = jnp.where(weight != 0, weight, 1)
+
+            def moved(old: jax.Array, by: jax.Array) -> jax.Array:
+                return (old + by).astype(old.dtype)
+
+            kept = jax.tree.map(lambda g, u: moved(g, theirs * u), own, done.update)
+            total = jax.tree.map(lambda h, u: moved(h, weight * u / clients), state.gradient, went)
+            step = jax.tree.map(
+                lambda u, h: moved(u, jnp.where(weight != 0, h / safe, 0)),
+                got["model update"],
+                total,
+            )
+        server = state.server.step(optax.with_extra_args_support(optax.sgd(1.0)), step)
+        metrics = Metrics(loss=got["training loss"])
+        return FedDynState(server, total), metrics, FedDynClient(kept, client_state.clients)
+
+    return replace(plain, init=init, round=round, client_init=client_init)

@@ -1,0 +1,86 @@
+"""FedNova: clients that take more steps do not pull the model towards their own optimum."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.algorithms import server_optimizers
+from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.fed_opt import fed_opt
+from fedgrad.algorithms.local_training import LocalTraining, Training, as_local, require_sgd
+from fedgrad.algorithms.named import named
+from fedgrad.algorithms.objective import Loss
+from fedgrad.algorithms.optimizer import Optimizer, optimizer
+from fedgrad.clients.examples import Examples
+from fedgrad.core.primitives import promoting
+from fedgrad.core.types import Hyper, Key, Params
+
+
+@dataclass(frozen=True)
+class PerStep:
+    """Local training of which a client tells how far it went per step."""
+
+    work: LocalTraining
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Of the clients."""
+        return self.work.optimizer
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """How much is done, where that is a schedule."""
+        return self.work.hyper
+
+    def require(self, hyper: Hyper) -> None:
+        """Refuse what local training does."""
+        self.work.require(hyper)
+
+    def steps(self, examples: Examples, hyper: Hyper) -> jax.Array:
+        """|a_i|₁: how often gradients have moved a client's model. With momentum, an early one
+        moves it in all later steps too."""
+        steps = jnp.asarray(self.work.steps_of(examples, hyper), jnp.result_type(float))
+        decay = hyper["client"].get("momentum")
+        if decay is None:
+            return steps
+        with promoting():
+            return (steps - decay * (1 - decay**steps) / (1 - decay)) / (1 - decay)
+
+    def training(self, loss: Loss) -> Training:
+        """All of a client's work in a round."""
+        train = self.work.training(loss)
+
+        def one(start: Params, examples: Examples, hyper: Hyper, key: Key) -> tuple[Any, jax.Array]:
+            update, value = train(start, examples, hyper, key)
+            steps = self.steps(examples, hyper)
+            with promoting():
+                return jax.tree.map(lambda u: (u / steps).astype(u.dtype), update), value
+
+        return one
+
+
+@named
+def fed_nova(
+    loss: Loss, client: Any = 0.1, server_learning_rate: Any = 1.0, *, weighting: str = "examples"
+) -> Algorithm:
+    """FedNova (Wang et al. 2020, "Tackling the objective inconsistency problem"): with the weights
+    p_i of clients that took steps of a total |a_i|₁ and went Δ_i = start - end,
+
+    x -= server_learning_rate (Σ p_i |a_i|₁) Σ p_i Δ_i / |a_i|₁
+
+    Where all clients take as many steps it is FedAvg; where those with more examples take more, it
+    still minimises the mean of their losses. Clients: SGD, |a_i|₁ is their number of steps; or
+    with momentum, `fg.optimizer(optax.sgd, learning_rate=0.1, momentum=0.9)`.
+    """
+    local = as_local(client)
+    known = {"learning_rate", "momentum"}
+    require_sgd(local, "fed_nova", "it is known what one step counts", known)
+    work = PerStep(local)
+
+    def measure(update: Any, examples: Examples, hyper: Hyper) -> dict[str, jax.Array]:
+        return {"steps": work.steps(examples, hyper)}
+
+    server = optimizer(server_optimizers.fed_nova, learning_rate=server_learning_rate)
+    return fed_opt(loss, server=server, client=work, weighting=weighting, measure=measure)
