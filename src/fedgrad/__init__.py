@@ -165,7 +165,7 @@ __all__ = [
     "vjp",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # `fedgrad.plan` is a function and a package: `import fedgrad.plan.cut` finds the modules, too.
 vars(plan).update({k: v for k, v in vars(_sys.modules["fedgrad.plan"]).items() if k[0] != "_"})
