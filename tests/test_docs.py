@@ -107,15 +107,15 @@ def tidy(text):
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
 
 
-def in_new_process(*arguments, folder):
+def in_new_process(*arguments, folder, script=__file__):
     (folder / "images").mkdir(exist_ok=True)
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",  # this checkout, whatever is installed
         "COLUMNS": "110",  # as wide as str(fg.explain(...))
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(
-        [sys.executable, __file__, *map(str, arguments)],
+        [sys.executable, script, *map(str, arguments)],
         cwd=folder,
         env=environment,
         capture_output=True,
