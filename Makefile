@@ -8,7 +8,7 @@ EXTRAS ?= dev
 WITH ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-torch lint bench clean clean-all
+.PHONY: help demo test test-torch lint bench notebooks docs docs-serve build clean clean-all
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +17,10 @@ help:
 	@echo "make test-torch run the tests that need PyTorch, in an environment of their own, .venv-torch"
 	@echo "make lint       check style, format and types"
 	@echo "make bench      run the benchmarks        (ARGS=... is handed on)"
+	@echo "make notebooks  run the notebooks and store what they show"
+	@echo "make docs       the documentation as a site, in out/site"
+	@echo "make docs-serve the same, at http://localhost:8000 (PORT=...)"
+	@echo "make build      a wheel and an sdist, in dist"
 	@echo "make clean      remove what the targets above have written"
 	@echo "make clean-all  remove the virtual environments too"
 
@@ -41,12 +45,37 @@ lint: $(READY)
 bench: $(READY)
 	@$(PY) -m benchmarks $(ARGS)
 
+notebooks: $(READY)
+	@$(PY) tests/test_notebooks.py
+
+# The site needs neither JAX nor fedgrad: it reads the source. So it has an environment of its own.
+DOCS := .venv-docs
+PORT ?= 8000
+
+docs: $(DOCS)/.installed
+	@$(DOCS)/bin/python docs/site/build.py --out out/site
+
+docs-serve: docs
+	@$(DOCS)/bin/python -m http.server $(PORT) --bind 127.0.0.1 --directory out/site
+
+build: $(READY)
+	@$(PY) -m hatchling build
+
 clean:
 	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name .venvs -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 clean-all: clean
 	rm -rf .venv .venv-* benchmarks/.venvs
+
+EXTRA := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]
+EXTRA := $(EXTRA)["optional-dependencies"]["docs"])
+
+$(DOCS)/.installed: pyproject.toml
+	@echo "Installing what makes the site into $(DOCS)"
+	@$(PYTHON) -m venv --clear $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet $$($(PYTHON) -c '$(EXTRA)')
+	@touch $@
 
 MINOR := -c 'import sys; print(sys.version_info[:2])'
 

@@ -47,7 +47,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def open(self, path, dark=False, width=1200, height=900):
-        """Load a file and wait until it is there."""
+        """Load a file, or an address, and wait until it is there."""
         self.problems, self.requests = [], []
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -55,7 +55,8 @@ class Page:
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
-        self.call("Page.navigate", url=Path(path).resolve().as_uri())
+        at = str(path) if "://" in str(path) else Path(path).resolve().as_uri()
+        self.call("Page.navigate", url=at)
         self._until(lambda event: event["method"] == "Page.loadEventFired")
         return self
 

@@ -27,6 +27,10 @@ import quick  # noqa: F401  (here and in the processes of the pages)
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]  # which are read, not run
+# Pages that the index lists and that are being written: a line goes when its page is there.
+AWAITED = {"coming-from-pytorch.md", "coming-from-flower.md", "write-your-own-algorithm.md"}
 # What main() gets here, so that each example is quick.
 EXAMPLES = {
     "class_one": {},
@@ -109,15 +113,15 @@ def tidy(text):
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
 
 
-def in_new_process(*arguments, folder):
+def in_new_process(*arguments, folder, script=__file__):
     (folder / "images").mkdir(exist_ok=True)
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",  # this checkout, whatever is installed
         "COLUMNS": "110",  # as wide as str(fg.explain(...))
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(
-        [sys.executable, __file__, *map(str, arguments)],
+        [sys.executable, script, *map(str, arguments)],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -209,17 +213,28 @@ def run_examples(settings):
         assert fg.plan(module.program, *module.arguments()).rounds >= 1
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def read(page):
+    """What a page says; of a notebook, its words."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS, *NOTEBOOKS], ids=lambda page: page.stem)
 def test_links(page):
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text):
-        if re.match(r"\w+:", target):
+    text = FENCE.sub("", read(page))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(
+        r'(?:src|href)="([^"]+)"', text
+    ):
+        if re.match(r"\w+:", target) or target in AWAITED:
             continue
         path, _, anchor = target.partition("#")
         there = (page.parent / path).resolve() if path else page
         assert there.exists(), f"{page.name} links to {target}"
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+            headings = re.findall(r"^#+ (.*)$", read(there), re.MULTILINE)
             anchors = [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings]
             assert anchor in anchors, f"{page.name} links to {target}"
 

@@ -198,7 +198,7 @@ __all__ = [
     "with_fixed",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 globals().update({name: _public(globals()[name]) for name in __all__})
 
