@@ -49,7 +49,6 @@ def _connect(address: str, **how: Any) -> Transport:
 _ON_DEMAND = {
     "InProcessGrid": "in_process_grid",
     "SelfTuning": "self_tuning",
-    "TorchReply": "torch_client",
     "derivatives": "derivatives",
     "torch_gradient": "torch_client",
     "torch_sgd": "torch_client",

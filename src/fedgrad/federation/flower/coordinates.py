@@ -46,6 +46,8 @@ class Coordinate:
 
     def moved(self, value: float, step: float) -> float:
         """The value after a step of its coordinate, inside of the bounds."""
+        if not step:
+            return value  # to the last bit
         return self.inside(self.value(self.raw(value) + max(min(step, FAR), -FAR)))
 
 

@@ -19,6 +19,9 @@ Arrays = dict[str, np.ndarray]
 ABOUT, GRADIENT, TANGENT = "fedgrad", "fedgrad.gradient", "fedgrad.tangent."
 """The names of the records. Whatever the strategy aggregates has other names."""
 
+ASKED = "fedgrad.learn"
+"""Where the server says, in the config, that it tunes itself: the names of what clients learn."""
+
 
 def derivatives(
     gradient: Mapping[str, np.ndarray],
@@ -34,15 +37,18 @@ def derivatives(
     each of the client's learned hyperparameters the derivative of its trained model.
     """
     about = MetricRecord({"loss": float(loss), "examples": float(examples)})
-    records: dict[str, ArrayRecord | MetricRecord] = {ABOUT: about, GRADIENT: record(gradient)}
     for name, tangent in tangents.items():
         if set(tangent) != set(gradient):
             raise ArgumentError.here(
                 f"The tangent by {name!r} has other arrays than the gradient: "
                 f"{sorted(set(tangent) ^ set(gradient))}."
             )
-        records[TANGENT + name] = record(tangent)
-    return records
+    return {ABOUT: about, GRADIENT: record(gradient), **tangent_records(tangents)}
+
+
+def tangent_records(tangents: Mapping[str, Mapping[str, Any]]) -> dict[str, ArrayRecord]:
+    """The records of tangents alone."""
+    return {TANGENT + name: record(tangent) for name, tangent in tangents.items()}
 
 
 def record(arrays: Mapping[str, Any]) -> ArrayRecord:
@@ -100,9 +106,9 @@ def _required(own: dict[str, Any], name: str, node: int) -> Any:
         what = f"tangent by {name.removeprefix(TANGENT)!r}"
     raise FederationError.here(
         f"The reply of node {node} has no {what}. Train there with fedgrad.federation.torch_sgd "
-        "and reply with what it found: "
-        'trained = torch_sgd(model, loss, batches, lr); RecordDict({"arrays": ..., '
-        '"metrics": ..., **trained.records}). Other frameworks: fedgrad.federation.derivatives.'
+        "and reply with its records: trained = torch_sgd(model, loss, batches, "
+        'message.content["config"]), RecordDict({"arrays": ..., "metrics": ..., '
+        "**trained.records}). Other frameworks: fedgrad.federation.derivatives."
     )
 
 

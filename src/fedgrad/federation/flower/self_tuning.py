@@ -12,7 +12,7 @@ import optax
 from fedgrad.core.errors import ArgumentError, needs
 from fedgrad.federation.flower import nudging
 from fedgrad.federation.flower.coordinates import Bounds, asked
-from fedgrad.federation.flower.derivatives import Arrays, Told, finite, inner, numpy, told
+from fedgrad.federation.flower.derivatives import ASKED, Arrays, Told, finite, inner, numpy, told
 from fedgrad.federation.flower.learned import Learned
 from fedgrad.federation.protocol.errors import FederationError
 
@@ -122,6 +122,7 @@ class SelfTuning(Strategy):
                 value, where = _setting(config, name), f"train_config[{name!r}]"
                 self._learned = self._learned.begin(name, value, bounds, where)
             config[name] = self._used[name] = self._learned.values[name]
+        config[ASKED] = [*self._client]
         self._broadcast = arrays
         return self.strategy.configure_train(server_round, arrays, config, grid)
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fedgrad.core.errors import ArgumentError, needs, require_whole
-from fedgrad.federation.flower.derivatives import derivatives
+from fedgrad.federation.flower.derivatives import ASKED, derivatives, tangent_records
 
 with needs("A client in PyTorch", "torch"):
     import torch
@@ -17,29 +17,88 @@ Loss = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
-class TorchReply:
-    """What a client found, besides its trained model."""
+class Trained:
+    """What a client replies with, besides its model."""
 
-    gradient: Mapping[str, Any]  # at the model that was broadcast, of the mean over `examples`
-    loss: float  # there
-    examples: int
-    tangents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def records(self) -> dict[str, Any]:
-        """What goes into the reply: `RecordDict({"arrays": ..., "metrics": ..., **x.records})`."""
-        tangents = {name: _numpy(tangent) for name, tangent in self.tangents.items()}
-        return derivatives(_numpy(self.gradient), self.loss, self.examples, tangents)
+    examples: int  # of an epoch
+    loss: float  # the mean over all steps
+    records: Mapping[str, Any]  # for a server that tunes itself; none for another
 
 
-def torch_gradient(model: Any, loss: Loss, batches: Iterable[Any]) -> TorchReply:
-    """The gradient of `loss(model, batch)` over all examples of all batches, at the model as it is:
-    ask before training. For a client that trains in its own way, under a server that learns
-    attributes of its strategy only.
+def torch_gradient(
+    model: Any, loss: Loss, batches: Iterable[Any], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The records that a server wants which learns attributes of its strategy, for a client that
+    trains in its own way: the gradient of `loss(model, batch)` over all batches, at the model as it
+    is. Ask before training. No records if the server, by its `config`, does not tune itself.
 
     A loss is the mean over its batch, whose examples are counted by the first axis of its first
     tensor. The model's buffers, such as BatchNorm's statistics, stay as they are.
     """
+    return _found(model, loss, batches) if ASKED in config else {}
+
+
+def torch_sgd(
+    model: Any,
+    loss: Loss,
+    batches: Iterable[Any],
+    config: Mapping[str, Any],
+    *,
+    lr: str = "lr",
+    epochs: int = 1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    gradient_from: Iterable[Any] | None = None,
+) -> Trained:
+    """Train the model in place as `torch.optim.SGD` does, a step for each batch, with the learning
+    rate of the server's `config`, where it is called `lr`; and find what a server that tunes itself
+    wants to know besides.
+
+    That is the gradient of `loss(model, batch)` before training, over the same batches or those of
+    `gradient_from` (held-out examples), and, if the learning rate is learned, the tangent of the
+    trained model by it, for which each step takes a second backward pass. For a server that does
+    not tune itself, this is plain training.
+    """
+    require_whole("epochs", epochs)
+    if lr not in config:
+        message = f"The server's train_config has no {lr!r}."
+        raise ArgumentError.here(message, lr, config)
+    asked, rate, params = config.get(ASKED), float(config[lr]), _trained(model)
+    again = asked is not None and gradient_from is None
+    if iter(batches) is batches and (again or epochs > 1):
+        raise ArgumentError.here(
+            "batches can be gone through only once, but are needed for the gradient, too, and for "
+            "each epoch: give a DataLoader, or list(batches)."
+        )
+    before = batches if gradient_from is None else gradient_from
+    found = {} if asked is None else _found(model, loss, before)
+    weights, tangent = [*params.values()], asked is not None and lr in asked
+    velocity, along, turning = (_zeros(weights) for _ in range(3))
+    examples, total = 0, 0.0
+    with _twice_differentiable(tangent):
+        for batch in (batch for _ in range(epochs) for batch in batches):
+            count, value = _examples(batch), _value(loss, model, batch)
+            examples, total = examples + count, total + count * float(value.detach())
+            gradient = _gradient(value, weights, again=tangent)
+            if tangent:  # the derivatives by the rate: of the step, and of the velocity
+                step = _sum(_product(gradient, weights, along), weight_decay, along)
+                turning = _sum(step, momentum, turning)
+            with torch.no_grad():
+                step = _sum([g.detach() for g in gradient], weight_decay, weights)
+                velocity = _sum(step, momentum, velocity)
+                if tangent:
+                    along = _sum(_sum(along, -1.0, velocity), -rate, turning)
+                for weight, v in zip(weights, velocity, strict=True):
+                    weight.sub_(v, alpha=rate)
+    if not examples:
+        raise ArgumentError.here("There is no batch to train on.")
+    if tangent:
+        found |= tangent_records({lr: _numpy(dict(zip(params, along, strict=True)))})
+    return Trained(examples // epochs, total / examples, found)
+
+
+def _found(model: Any, loss: Loss, batches: Iterable[Any]) -> dict[str, Any]:
+    """The gradient at the model as it is, over all examples, and their mean loss: as records."""
     params = _trained(model)
     total, mean, examples = _zeros(params.values()), 0.0, 0
     with _buffers_kept(model):
@@ -51,54 +110,7 @@ def torch_gradient(model: Any, loss: Loss, batches: Iterable[Any]) -> TorchReply
     if not examples:
         raise ArgumentError.here("There is no batch, so there is no gradient.")
     found = {name: part / examples for name, part in zip(params, total, strict=True)}
-    return TorchReply(found, mean / examples, examples)
-
-
-def torch_sgd(
-    model: Any,
-    loss: Loss,
-    batches: Iterable[Any],
-    lr: float,
-    *,
-    epochs: int = 1,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    gradient_from: Iterable[Any] | None = None,
-    tangent: str | None = "lr",
-) -> TorchReply:
-    """Train the model in place as `torch.optim.SGD` does, a step for each batch; and what a server
-    that tunes itself wants to know besides.
-
-    That is the gradient of `loss(model, batch)` before training, over the same batches or those of
-    `gradient_from` (held-out examples), and the tangent of the trained model by `lr`, by the name
-    that the server calls it. A step then takes a second backward pass; `tangent=None` leaves it
-    out, where no setting of clients is learned.
-    """
-    require_whole("epochs", epochs)
-    if iter(batches) is batches and (gradient_from is None or epochs > 1):
-        raise ArgumentError.here(
-            "batches can be gone through only once, but are needed for the gradient, too, and for "
-            "each epoch: give a DataLoader, or list(batches)."
-        )
-    found = torch_gradient(model, loss, batches if gradient_from is None else gradient_from)
-    params = _trained(model)
-    weights = [*params.values()]
-    velocity, along, turning = (_zeros(weights) for _ in range(3))
-    with _twice_differentiable(tangent is not None):
-        for batch in (batch for _ in range(epochs) for batch in batches):
-            value = _value(loss, model, batch)
-            gradient = _gradient(value, weights, again=tangent is not None)
-            if tangent is not None:  # the derivatives by lr of the step, and of the velocity
-                step = _sum(_product(gradient, weights, along), weight_decay, along)
-                turning = _sum(step, momentum, turning)
-            with torch.no_grad():
-                step = _sum([g.detach() for g in gradient], weight_decay, weights)
-                velocity = _sum(step, momentum, velocity)
-                along = _sum(_sum(along, -1.0, velocity), -lr, turning)
-                for weight, v in zip(weights, velocity, strict=True):
-                    weight.sub_(v, alpha=lr)
-    by_lr = {} if tangent is None else {tangent: dict(zip(params, along, strict=True))}
-    return replace(found, tangents=by_lr)
+    return derivatives(_numpy(found), mean / examples, examples)
 
 
 def _trained(model: Any) -> dict[str, Any]:
