@@ -9,7 +9,7 @@ pages were not written with, numbers only have to be alike, and digests to be di
 """
 
 import contextlib
-import importlib
+import importlib.util
 import inspect
 import io
 import json
@@ -41,6 +41,7 @@ EXAMPLES = {
     "recursion_and_branching": {},
 }
 WRITTEN_WITH = "0.10."  # the JAX of the pages
+NEEDS = {"coming-from-flower": "torch"}  # pages that are run where this is installed
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -62,6 +63,11 @@ def executed(page):
         for block in blocks(page)
         if block[0] == "python" or (block[0] == "bash" and block[1].startswith("fedgrad "))
     ]
+
+
+def missing(page):
+    """Does a page need something that is not installed?"""
+    return page.stem in NEEDS and importlib.util.find_spec(NEEDS[page.stem]) is None
 
 
 def run_python(code, name, namespace):
@@ -162,6 +168,8 @@ def same_page(found, wanted):
 
 @pytest.mark.parametrize("page", [*filter(executed, PAGES)], ids=lambda page: page.stem)
 def test_page(page, tmp_path):
+    if missing(page):
+        pytest.skip(f"{page.name} needs {NEEDS[page.stem]}: make test-torch")
     outputs = json.loads(in_new_process("--page", page, folder=tmp_path))
     same_page(with_outputs(page, outputs), page.read_text(encoding="utf-8"))
     for drawn in (tmp_path / "images").iterdir():
@@ -235,6 +243,9 @@ def update():
     """Write the outputs and the pictures of all pages (or of those named) anew."""
     wanted = [page for page in PAGES if not sys.argv[1:] or page.stem in sys.argv[1:]]
     for page in wanted:
+        if missing(page):
+            print(f"{page.relative_to(ROOT)}: needs {NEEDS[page.stem]}, not written")
+            continue
         with tempfile.TemporaryDirectory() as folder:
             if executed(page):
                 outputs = json.loads(in_new_process("--page", page, folder=Path(folder)))
