@@ -482,6 +482,18 @@ def test_what_cannot_be_learned_is_refused_before_the_first_round(strategy, how,
     assert "test_flower_self_tuning.py" in str(error.value)
 
 
+def test_arrays_that_were_sent_are_shared_by_copies():
+    """To be sent, Flower cuts them into views of their bytes, which cannot be copied."""
+    start = apps.initial()
+    for array in start.values():
+        array.slice_array()
+    tuned = SelfTuning(STRATEGIES["FedAvgM"](), ["server_learning_rate"], ["lr"])
+    grid = InProcessGrid(apps.tuned_app(), apps.NODES)
+    result = tuned.start(grid, start, num_rounds=2, train_config=apps.settings())
+    usual = SelfTuning(STRATEGIES["FedAvgM"](), ["server_learning_rate"], ["lr"])
+    assert apps.mean_loss(result.arrays) == pytest.approx(apps.mean_loss(started(usual, 2).arrays))
+
+
 def test_a_strategy_that_cannot_be_copied_is_refused():
     strategy = Uncopied()
     with pytest.raises(ArgumentError, match=r"Uncopied cannot be copied .*__deepcopy__"):
