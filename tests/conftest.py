@@ -33,6 +33,7 @@ gc.set_threshold(20_000, 20, 50)
 LONGEST = (
     *("mesh", "docs", "flower", "flower_operating", "every_algorithm", "horizon", "derivatives"),
     *("federation", "self_tuning", "algorithms", "programs", "federation_faults", "checkpoint"),
+    *("flower_torch", "flower_self_tuning"),
 )
 
 MOST, MORE = 1.0e9, 0.4e9  # bytes that a worker may keep, and may add before it forgets again

@@ -29,7 +29,8 @@ from flwr.serverapp.strategy import (
 import flower_apps as apps
 from fedgrad.core.errors import ArgumentError
 from fedgrad.federation import InProcessGrid, SelfTuning, derivatives
-from fedgrad.federation.flower.coordinates import Coordinate, starting
+from fedgrad.federation.flower.coordinates import Coordinate
+from fedgrad.federation.flower.wanted import starting
 from fedgrad.federation.protocol.errors import FederationError
 
 ROUNDS = 3

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 
 from fedgrad.core.primitives import promoting
-from fedgrad.federation.flower.coordinates import Bounds, Coordinate, starting
+from fedgrad.federation.flower.coordinates import Bounds, Coordinate
+from fedgrad.federation.flower.wanted import starting
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ import optax
 
 from fedgrad.core.errors import ArgumentError, needs
 from fedgrad.federation.flower import nudging
-from fedgrad.federation.flower.coordinates import Bounds, asked
+from fedgrad.federation.flower.coordinates import Bounds
 from fedgrad.federation.flower.derivatives import ASKED, Arrays, Told, finite, inner, numpy, told
 from fedgrad.federation.flower.learned import Learned
+from fedgrad.federation.flower.wanted import asked, attribute, setting
 from fedgrad.federation.protocol.errors import FederationError
 
 with needs("A Flower app that tunes itself", "flower"):
@@ -71,7 +72,7 @@ class SelfTuning(Strategy):
         learned = Learned(optax.adam(0.1) if optimizer is None else optimizer)
         for name, bounds in self._server.items():
             where = f"{_kind(strategy)}.{name}"
-            learned = learned.begin(name, _attribute(strategy, name), bounds, where)
+            learned = learned.begin(name, attribute(strategy, name), bounds, where)
         if isinstance(strategy, FedAvgM) and self._server:
             strategy.server_opt = True  # else it is a plain mean, whatever is learned
         nudging.copied(strategy)
@@ -119,7 +120,7 @@ class SelfTuning(Strategy):
         """The strategy's messages; their config has the learned numbers of the clients."""
         for name, bounds in self._client.items():
             if name not in self._learned.values:
-                value, where = _setting(config, name), f"train_config[{name!r}]"
+                value, where = setting(config, name), f"train_config[{name!r}]"
                 self._learned = self._learned.begin(name, value, bounds, where)
             config[name] = self._used[name] = self._learned.values[name]
         config[ASKED] = [*self._client]
@@ -276,21 +277,3 @@ def _require_strategy(strategy: Any) -> None:
             "beside them unprotected, and its guarantee would not hold. Tune first, on data that "
             "may be seen."
         )
-
-
-def _attribute(strategy: Any, name: str) -> object:
-    if not hasattr(strategy, name):
-        known = [n for n, value in vars(strategy).items() if type(value) is float]
-        raise ArgumentError.here(f"{_kind(strategy)} has no attribute {name!r}.", name, known)
-    return getattr(strategy, name)
-
-
-def _setting(config: ConfigRecord, name: str) -> object:
-    if name not in config:
-        raise ArgumentError.here(
-            f"train_config has no {name!r}, which clients are to learn. Give its first value: "
-            f"start(..., train_config=ConfigRecord({{{name!r}: 0.1}})).",
-            name,
-            config,
-        )
-    return config[name]
