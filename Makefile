@@ -30,12 +30,14 @@ demo: $(READY)
 test: $(READY)
 	@$(PY) -m pytest $(ARGS)
 
-# The version that the tests were written with, which pip may take from PyTorch's own index, where
-# it is 200 MB instead of gigabytes: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# The version that the tests were written with. From PyTorch's own index for CPUs, which pip may be
+# told of by PIP_EXTRA_INDEX_URL, it is 200 MB instead of gigabytes.
 TORCH ?= torch==2.13.0
 test-torch:
 	@$(MAKE) --no-print-directory test VENV=.venv-torch EXTRAS=dev,torch WITH="$(TORCH)" \
-	    ARGS="tests/test_from_torch.py 'tests/test_docs.py::test_page[coming-from-pytorch]' $(ARGS)"
+	    ARGS="tests/test_from_torch.py tests/test_flower_torch.py \
+	        'tests/test_docs.py::test_page[coming-from-pytorch]' \
+	        'tests/test_docs.py::test_page[coming-from-flower]' $(ARGS)"
 
 lint: $(READY)
 	@echo "ruff check" && $(PY) -m ruff check

@@ -34,7 +34,7 @@ LONGEST = (
     *("from_torch", "mesh", "docs", "flower", "flower_operating", "every_algorithm", "horizon"),
     *("derivatives",),
     *("federation", "self_tuning", "algorithms", "programs", "federation_faults", "checkpoint"),
-    "notebooks",
+    *("flower_torch", "flower_self_tuning", "notebooks"),
 )
 
 MOST, MORE = 1.0e9, 0.4e9  # bytes that a worker may keep, and may add before it forgets again

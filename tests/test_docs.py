@@ -29,8 +29,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]  # which are read, not run
-# Pages that the index lists and that are being written: a line goes when its page is there.
-AWAITED = {"coming-from-pytorch.md", "coming-from-flower.md", "write-your-own-algorithm.md"}
 # What main() gets here, so that each example is quick.
 EXAMPLES = {
     "class_one": {},
@@ -45,7 +43,8 @@ EXAMPLES = {
     "recursion_and_branching": {},
 }
 WRITTEN_WITH = "0.10."  # the JAX of the pages
-NEEDS = {"coming-from-pytorch": "torch"}  # pages that are run where this is installed
+# Pages that are run where this is installed.
+NEEDS = {"coming-from-flower": "torch", "coming-from-pytorch": "torch"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -228,7 +227,7 @@ def test_links(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(
         r'(?:src|href)="([^"]+)"', text
     ):
-        if re.match(r"\w+:", target) or target in AWAITED:
+        if re.match(r"\w+:", target):
             continue
         path, _, anchor = target.partition("#")
         there = (page.parent / path).resolve() if path else page

@@ -29,8 +29,12 @@ NAME = re.compile(r"[\w.-]+")
 WITHOUT = {
     "flower": "fg.executors.flower('127.0.0.1:9')",
     "huggingface": "fg.tasks.task('emnist', data='huggingface')",
+    "mlflow": "fg.MLflow()",
+    "pandas": "fg.History({'loss': ([1], [2.0])}).to_pandas()",
     "tasks": "fg.tasks.task('digits')",
     "tensorboard": "fg.TensorBoard('runs')(1, None, None)",
+    "torch": "fg.from_torch(None, None)",
+    "wandb": "fg.WandB()",
 }
 OURS = {"dev", "docs"}  # what is for those who work on fedgrad, and never asked for
 
@@ -164,9 +168,6 @@ def test_what_is_installed_is_the_wheel_without_extras(clean, tmp_path):
         assert "ModuleNotFoundError" in run(clean / "python", "-c", code, folder=tmp_path).stderr
 
 
-@pytest.mark.xfail(
-    strict=True, reason="README's first snippet trains on digits, for which it needs an extra"
-)
 def test_the_first_snippet_of_the_readme(clean, tmp_path):
     code = next(code for kind, code, _ in blocks(ROOT / "README.md") if kind == "python")
     succeed(clean / "python", "-c", code, folder=tmp_path)

@@ -1,5 +1,6 @@
 """Real federations: what crosses the wire, what a site runs, and what it allows."""
 
+from importlib import import_module
 from typing import Any
 
 from fedgrad import executors
@@ -42,6 +43,22 @@ def _connect(address: str, **how: Any) -> Transport:
     from fedgrad.federation.flower.driver import connect  # Flower is an extra, and slow to import
 
     return connect(address, **how)
+
+
+# For Flower apps of others. What they are made of are extras, and slow to import.
+_ON_DEMAND = {
+    "InProcessGrid": "in_process_grid",
+    "SelfTuning": "self_tuning",
+    "derivatives": "derivatives",
+    "torch_gradient": "torch_client",
+    "torch_sgd": "torch_client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"fedgrad.federation.flower.{_ON_DEMAND[name]}"), name)
 
 
 install_engine(_connect)

@@ -17,6 +17,7 @@ with needs(f"fedgrad, written against flwr 1.41 and 1.42, with {version('flwr')}
         Array,
         ArrayRecord,
         ConfigRecord,
+        Context,
         Error,
         Message,
         Metadata,
@@ -24,6 +25,7 @@ with needs(f"fedgrad, written against flwr 1.41 and 1.42, with {version('flwr')}
     )
     from flwr.app.message import make_message, remove_content_from_message
     from flwr.app.message.arraychunk import ArrayChunk
+    from flwr.clientapp import ClientApp
     from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
     from flwr.common.serde import message_from_proto, message_to_proto
     from flwr.proto.control_pb2 import (
@@ -57,6 +59,7 @@ with needs(f"fedgrad, written against flwr 1.41 and 1.42, with {version('flwr')}
         PushTaskOutputRequest,
         SendTaskHeartbeatRequest,
     )
+    from flwr.serverapp import Grid
     from flwr.supercore.constant import TaskType
     from flwr.supercore.control.control_http_client import ControlHttpClient
     from flwr.supercore.date import now
@@ -74,8 +77,10 @@ with needs(f"fedgrad, written against flwr 1.41 and 1.42, with {version('flwr')}
     from flwr.supercore.interceptors.http.utils import add_headers
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
     from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClient, ProtobufRequestContext
+    from flwr.supercore.run import Run
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
+    from flwr.supercore.task_identity import TaskIdentity
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 

@@ -1,0 +1,1 @@
+"""Handwritten digits at sites that each know some of them, in PyTorch: `flwr run` starts it."""

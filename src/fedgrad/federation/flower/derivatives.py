@@ -1,0 +1,159 @@
+"""What a client's reply tells about the loss besides its model: records that travel with it."""
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedgrad.core.errors import ArgumentError, needs
+from fedgrad.federation.protocol.errors import FederationError
+
+with needs("A Flower app that tunes itself", "flower"):
+    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+Arrays = dict[str, np.ndarray]
+
+ABOUT, GRADIENT, TANGENT = "fedgrad", "fedgrad.gradient", "fedgrad.tangent."
+"""The names of the records. Whatever the strategy aggregates has other names."""
+
+ASKED = "fedgrad.learn"
+"""Where the server says, in the config, that it tunes itself: the names of what clients learn."""
+
+
+def derivatives(
+    gradient: Mapping[str, np.ndarray],
+    loss: float,
+    examples: int,
+    tangents: Mapping[str, Mapping[str, np.ndarray]] = {},
+) -> dict[str, ArrayRecord | MetricRecord]:
+    """The records with which a client of any framework answers a server that tunes itself:
+    `RecordDict({"arrays": ..., "metrics": ..., **derivatives(...)})`.
+
+    `gradient`: of the mean loss over the client's `examples`, at the model that was broadcast, by
+    the names of its arrays; what does not train is left out. `loss`: that mean. `tangents`: for
+    each of the client's learned hyperparameters the derivative of its trained model.
+    """
+    about = MetricRecord({"loss": float(loss), "examples": float(examples)})
+    for name, tangent in tangents.items():
+        if set(tangent) != set(gradient):
+            raise ArgumentError.here(
+                f"The tangent by {name!r} has other arrays than the gradient: "
+                f"{sorted(set(tangent) ^ set(gradient))}."
+            )
+    return {ABOUT: about, GRADIENT: record(gradient), **tangent_records(tangents)}
+
+
+def tangent_records(tangents: Mapping[str, Mapping[str, Any]]) -> dict[str, ArrayRecord]:
+    """The records of tangents alone."""
+    return {TANGENT + name: record(tangent) for name, tangent in tangents.items()}
+
+
+def record(arrays: Mapping[str, Any]) -> ArrayRecord:
+    """A record of arrays."""
+    return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
+
+
+def numpy(arrays: ArrayRecord, names: Iterable[str]) -> Arrays:
+    """Some arrays of a record."""
+    return {name: arrays[name].numpy() for name in names}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the replies of a round tell of the model that was broadcast, and of local training."""
+
+    loss: float
+    gradient: Arrays  # the mean over all examples
+    tangents: Mapping[str, Sequence[ArrayRecord | None]]  # by name; of each reply, None of errors
+
+
+def told(replies: Sequence[Message], names: Iterable[str]) -> Told | None:
+    """What the replies tell, which is taken out of them: the strategy finds what it knows, exactly
+    one record of arrays and one of metrics. None if no client answered."""
+    tangents: dict[str, list[ArrayRecord | None]] = {name: [] for name in names}
+    total: Arrays = {}
+    examples = loss = 0.0
+    for reply in replies:
+        if reply.has_error():
+            for found in tangents.values():
+                found.append(None)
+            continue
+        node = reply.metadata.src_node_id
+        own = {name: reply.content.pop(name) for name in [*reply.content] if _is_ours(name)}
+        about, gradient = _required(own, ABOUT, node), _required(own, GRADIENT, node)
+        for name, found in tangents.items():
+            found.append(_required(own, TANGENT + name, node))
+        count = about["examples"]
+        examples, loss = examples + count, loss + count * about["loss"]
+        _add(total, gradient, count, node)
+    if not examples > 0:
+        return None
+    return Told(loss / examples, {n: x / examples for n, x in total.items()}, tangents)
+
+
+def _is_ours(name: str) -> bool:
+    return name == ABOUT or name.startswith(ABOUT + ".")
+
+
+def _required(own: dict[str, Any], name: str, node: int) -> Any:
+    if name in own:
+        return own[name]
+    what = "gradient"
+    if name.startswith(TANGENT):
+        what = f"tangent by {name.removeprefix(TANGENT)!r}"
+    raise FederationError.here(
+        f"The reply of node {node} has no {what}. Train there with fedgrad.federation.torch_sgd "
+        "and reply with its records: trained = torch_sgd(model, loss, batches, "
+        'message.content["config"]), RecordDict({"arrays": ..., "metrics": ..., '
+        "**trained.records}). Other frameworks: fedgrad.federation.derivatives."
+    )
+
+
+def _add(total: Arrays, gradient: ArrayRecord, count: float, node: int) -> None:
+    if not total:
+        total.update({n: np.zeros(a.shape) for n, a in gradient.items()})  # double: sums of many
+    if {n: x.shape for n, x in total.items()} != {n: tuple(a.shape) for n, a in gradient.items()}:
+        raise FederationError.here(
+            f"The gradient of node {node} has other names or shapes than that of the nodes before "
+            "it: all clients train the same arrays of the model."
+        )
+    for name, array in gradient.items():
+        total[name] += count * array.numpy()
+
+
+def shifted(reply: Message, tangent: ArrayRecord | None = None, by: float = 0.0) -> Message:
+    """A reply like this one that shares nothing with it that a strategy could change, with the
+    client's model moved along a tangent."""
+    if reply.has_error():
+        return reply
+    moved = copy.copy(reply)
+    moved.content = RecordDict(
+        {
+            name: _moved(found, tangent, by) if isinstance(found, ArrayRecord) else found.copy()
+            for name, found in reply.content.items()
+        }
+    )
+    return moved
+
+
+def _moved(arrays: ArrayRecord, tangent: ArrayRecord | None, by: float) -> ArrayRecord:
+    found = {name: array for name, array in arrays.items()}
+    for name, array in ({} if tangent is None else tangent).items():
+        if name not in found:
+            raise FederationError.here(f"There is a tangent of {name!r}, which the model has not.")
+        value = found[name].numpy()
+        found[name] = Array(np.asarray(value + by * array.numpy(), value.dtype))
+    return ArrayRecord(found)
+
+
+def inner(a: Arrays, b: Arrays) -> float:
+    """The inner product of two models."""
+    return math.fsum(float(np.vdot(x, b[name])) for name, x in a.items())
+
+
+def finite(arrays: Iterable[np.ndarray]) -> bool:
+    """Whether no number is infinite or none at all."""
+    return all(bool(np.isfinite(x).all()) for x in arrays)

@@ -1,0 +1,198 @@
+"""What a client in PyTorch runs for a server that tunes itself: here alone torch is imported."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fedgrad.core.errors import ArgumentError, needs, require_whole
+from fedgrad.federation.flower.derivatives import ASKED, derivatives, tangent_records
+
+with needs("A client in PyTorch", "torch"):
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Tensors = Sequence[Any]
+Loss = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a client replies with, besides its model."""
+
+    examples: int  # of an epoch
+    loss: float  # the mean over all steps
+    records: Mapping[str, Any]  # for a server that tunes itself; none for another
+
+
+def torch_gradient(
+    model: Any, loss: Loss, batches: Iterable[Any], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The records that a server wants which learns attributes of its strategy, for a client that
+    trains in its own way: the gradient of `loss(model, batch)` over all batches, at the model as it
+    is. Ask before training. No records if the server, by its `config`, does not tune itself.
+
+    A loss is the mean over its batch, whose examples are counted by the first axis of its first
+    tensor. The model's buffers, such as BatchNorm's statistics, stay as they are.
+    """
+    return _found(model, loss, batches) if ASKED in config else {}
+
+
+def torch_sgd(
+    model: Any,
+    loss: Loss,
+    batches: Iterable[Any],
+    config: Mapping[str, Any],
+    *,
+    lr: str = "lr",
+    epochs: int = 1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    gradient_from: Iterable[Any] | None = None,
+) -> Trained:
+    """Train the model in place as `torch.optim.SGD` does, a step for each batch, with the learning
+    rate of the server's `config`, where it is called `lr`; and find what a server that tunes itself
+    wants to know besides.
+
+    That is the gradient of `loss(model, batch)` before training, over the same batches or those of
+    `gradient_from` (held-out examples), and, if the learning rate is learned, the tangent of the
+    trained model by it, for which each step takes a second backward pass. For a server that does
+    not tune itself, this is plain training.
+    """
+    require_whole("epochs", epochs)
+    if lr not in config:
+        message = f"The server's train_config has no {lr!r}."
+        raise ArgumentError.here(message, lr, config)
+    asked, rate, params = config.get(ASKED), float(config[lr]), _trained(model)
+    again = asked is not None and gradient_from is None
+    if iter(batches) is batches and (again or epochs > 1):
+        raise ArgumentError.here(
+            "batches can be gone through only once, but are needed for the gradient, too, and for "
+            "each epoch: give a DataLoader, or list(batches)."
+        )
+    before = batches if gradient_from is None else gradient_from
+    found = {} if asked is None else _found(model, loss, before)
+    weights, tangent = [*params.values()], asked is not None and lr in asked
+    velocity, along, turning = (_zeros(weights) for _ in range(3))
+    examples, total = 0, 0.0
+    with _twice_differentiable(tangent):
+        for batch in (batch for _ in range(epochs) for batch in batches):
+            count, value = _examples(batch), _value(loss, model, batch)
+            examples, total = examples + count, total + count * float(value.detach())
+            gradient = _gradient(value, weights, again=tangent)
+            if tangent:  # the derivatives by the rate: of the step, and of the velocity
+                step = _sum(_product(gradient, weights, along), weight_decay, along)
+                turning = _sum(step, momentum, turning)
+            with torch.no_grad():
+                step = _sum([g.detach() for g in gradient], weight_decay, weights)
+                velocity = _sum(step, momentum, velocity)
+                if tangent:
+                    along = _sum(_sum(along, -1.0, velocity), -rate, turning)
+                for weight, v in zip(weights, velocity, strict=True):
+                    weight.sub_(v, alpha=rate)
+    if not examples:
+        raise ArgumentError.here("There is no batch to train on.")
+    if tangent:
+        found |= tangent_records({lr: _numpy(dict(zip(params, along, strict=True)))})
+    return Trained(examples // epochs, total / examples, found)
+
+
+def _found(model: Any, loss: Loss, batches: Iterable[Any]) -> dict[str, Any]:
+    """The gradient at the model as it is, over all examples, and their mean loss: as records."""
+    params = _trained(model)
+    total, mean, examples = _zeros(params.values()), 0.0, 0
+    with _buffers_kept(model):
+        for batch in batches:
+            count, value = _examples(batch), _value(loss, model, batch)
+            gradient = _gradient(value, [*params.values()])
+            total = [t + count * g for t, g in zip(total, gradient, strict=True)]
+            mean, examples = mean + count * float(value.detach()), examples + count
+    if not examples:
+        raise ArgumentError.here("There is no batch, so there is no gradient.")
+    found = {name: part / examples for name, part in zip(params, total, strict=True)}
+    return derivatives(_numpy(found), mean / examples, examples)
+
+
+def _trained(model: Any) -> dict[str, Any]:
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not params:
+        raise ArgumentError.here("The model has no parameter that trains (requires_grad).")
+    return params
+
+
+def _value(loss: Loss, model: Any, batch: Any) -> Any:
+    value = loss(model, batch)
+    if not isinstance(value, torch.Tensor) or value.ndim:
+        raise ArgumentError.here(
+            f"loss(model, batch) is the mean over the batch, a tensor with one number; got {value}."
+        )
+    return value
+
+
+def _gradient(value: Any, params: Tensors, again: bool = False) -> Tensors:
+    found = torch.autograd.grad(value, params, create_graph=again, allow_unused=True)
+    return _filled(found, params)
+
+
+def _product(gradient: Tensors, params: Tensors, along: Tensors) -> Tensors:
+    """The Hessian times a direction, which is the gradient of the gradient along it."""
+    pairs = [(g, s) for g, s in zip(gradient, along, strict=True) if g.requires_grad]
+    if not pairs:  # the loss is linear
+        return _zeros(params)
+    slopes, directions = zip(*pairs, strict=True)
+    return _filled(torch.autograd.grad(slopes, params, directions, allow_unused=True), params)
+
+
+def _filled(found: Tensors, params: Tensors) -> Tensors:
+    pairs = zip(found, params, strict=True)
+    return [torch.zeros_like(p) if x is None else x for x, p in pairs]
+
+
+def _zeros(params: Iterable[Any]) -> Tensors:
+    return [torch.zeros_like(p) for p in params]
+
+
+def _sum(x: Tensors, factor: float, y: Tensors) -> Tensors:
+    return [a + factor * b for a, b in zip(x, y, strict=True)] if factor else x
+
+
+def _examples(batch: Any) -> int:
+    left = [batch]
+    while left:
+        one = left.pop(0)
+        if isinstance(one, torch.Tensor):
+            return len(one)
+        left += one.values() if isinstance(one, Mapping) else one if _is_list(one) else []
+    raise ArgumentError.here(
+        f"There is no tensor in a batch, a {type(batch).__name__}: a batch is a tensor, or a "
+        "tuple, list or dict of tensors."
+    )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (tuple, list))
+
+
+def _numpy(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x.detach().cpu().numpy() for name, x in tensors.items()}
+
+
+@contextmanager
+def _buffers_kept(model: Any) -> Iterator[None]:
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+@contextmanager
+def _twice_differentiable(needed: bool) -> Iterator[None]:
+    """The fast kernels of attention have no second derivative."""
+    if not needed:
+        yield
+        return
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
