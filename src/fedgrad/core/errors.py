@@ -187,9 +187,10 @@ def public(value: Any) -> Any:
     """A function, or a class and its methods, as users call them: what they raise shows the lines
     of the user, and none of ours. `FEDGRAD_TRACEBACK=full` in the environment shows them all."""
     if inspect.isfunction(value):
-        wrapped, module = _without_our_frames(value), sys.modules[value.__module__]
-        if getattr(module, value.__name__, None) is value:  # where a pickle looks for it
-            setattr(module, value.__name__, wrapped)
+        wrapped, name = _without_our_frames(value), str(value.__name__)
+        module = sys.modules[value.__module__]
+        if getattr(module, name, None) is value:  # where a pickle looks for it
+            setattr(module, name, wrapped)
         return wrapped
     if inspect.isclass(value) and not issubclass(value, BaseException):
         for name, member in list(vars(value).items()):
