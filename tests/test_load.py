@@ -152,4 +152,4 @@ def test_what_a_run_was_made_of(tmp_path):
     train(fg.fed_auto(mean_square, batch_size=7), out=tmp_path / "auto", rounds=2)
     found = json.loads((tmp_path / "auto" / "config.json").read_text())["algorithm"]
     assert found["name"] == "fed_auto" and found["client"]["batch_size"] == 7
-    assert found["candidates"]["Prodigy, clients 1"] == {"server": {"optimizer": "prodigy"}}
+    assert found["candidates"]["Prodigy, nimble"] == {"server": {"optimizer": "prodigy"}}

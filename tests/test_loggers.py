@@ -304,9 +304,9 @@ def test_csv(tmp_path):
     stop = fg.Stop("loss", lambda values: len(values) == 5)
     result = train(rounds=9, callbacks=[fg.CSV(path), stop], evaluate=evaluation(3))
     found = rows(path)
-    assert [row["round"] for row in found] == ["1", "2", "3", "4", "5"]
-    assert [float(row["loss"]) for row in found] == result.history["loss"].tolist()
-    assert [row["eval.w"] for row in found] == ["", "", "1.5", "", "1.5"]
+    assert [row["round"] for row in found] == ["0", "1", "2", "3", "4", "5"]
+    assert [float(row["loss"]) for row in found[1:]] == result.history["loss"].tolist()
+    assert [row["eval.w"] for row in found] == ["1.5", "", "", "1.5", "", "1.5"]
 
 
 def test_csv_of_a_run_that_is_resumed(tmp_path):

@@ -432,7 +432,7 @@ NAMED = {
     ),
     "race": (
         lambda: fg.fed_auto(by_hand.loss),
-        {("model update, weighted", 2), ("ranks of the candidates", 7)},
+        {("model update, weighted", 2), ("ranks of the candidates", 3)},
     ),
 }
 

@@ -37,7 +37,9 @@ def test_a_result_says_what_was_learned_and_of_trials_the_range():
     trials = fg.side_by_side(line(), {"rate": RATES, "noise": 0.0})
     (loss,) = [text for text in repr(train(trials)).splitlines() if "loss" in text]
     assert loss.count(" to ") == 2
-    assert "rounds in 0:00" in repr(train(TUNED, rounds=0))
+    assert "rounds in 0:00" in repr(
+        train(TUNED, rounds=0, evaluate=fg.Evaluation({"loss": mean_square}, CLIENTS))
+    )
 
 
 def test_a_result_in_a_notebook_has_curves():
@@ -74,7 +76,7 @@ PRINTED = {
     "program": (loss, "Program(loss: x, z@clients)"),
     "algorithm": (fg.fed_avg(mean_square), "Algorithm(FedAvg, client.learning_rate=0.1"),
     "schedule": (fg.fed_avg(mean_square, lambda r: 0.1 / (1 + r)), "learning_rate=a schedule"),
-    "race": (fg.fed_auto(mean_square), "Algorithm(fed_auto, 23 hyperparameters)"),
+    "race": (fg.fed_auto(mean_square), "Algorithm(fed_auto, 15 hyperparameters)"),
     "audit": (PLAN.audit(), "round 1: sum over clients ×5"),
     "plan": (PLAN, "clients"),
     "phases": (fg.explain(fg.fed_avg(mean_square), FIRST, CLIENTS.select([0, 1]), 9), "training"),

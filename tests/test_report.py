@@ -626,7 +626,7 @@ def test_the_report_of_a_result(tmp_path):
     assert path == tmp_path / "here.html"
     text = path.read_text()
     page = Found(text)
-    assert [e[2] for e in page.all("h1")] == ["Federated training that learns server.learning_rate"]
+    assert [e[2] for e in page.all("h1")] == ["FedAvg that learns server.learning_rate"]
     over = page.all("p", "over")[0][2]
     assert "3 training rounds in " in over and "3 parameters" in over
     assert "It ended after round 3 of 3: enough &lt;b&gt;." in text

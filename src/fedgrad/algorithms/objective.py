@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.clients.examples import Examples
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, known_arguments, known_fields
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.primitives import accumulator
 from fedgrad.core.program import broadcast
@@ -19,6 +19,7 @@ from fedgrad.core.types import Batch, Key, Params
 Loss = Callable[..., Any]  # (params, batch) or (params, batch, key) -> one loss per example
 
 
+@known_fields
 @dataclass(frozen=True, eq=False)
 class WithFixed:
     """A loss or a metric with arrays that it reads and nobody trains: `fg.with_fixed(...)`."""
@@ -43,6 +44,7 @@ class WithFixed:
         return self.fun(params, batch, fixed=self.fixed, **more)
 
 
+@known_arguments()
 def with_fixed(fun: Loss, fixed: Any) -> WithFixed:
     """A loss or a metric `fun(params, batch, fixed)` with its `fixed` arrays: frozen weights, an
     embedding, class weights. They are part of no model: nobody trains or differentiates them. The

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.core.errors import ArgumentError, nearest, needs
+from fedgrad.core.errors import ArgumentError, known_arguments, nearest, needs
 from fedgrad.core.types import Params
 from fedgrad.pytorch.reading import read
 
 
+@known_arguments()
 def from_torch(
     module: Any, example: Any, *, operations: Mapping[str, Callable[..., Any]] = {}
 ) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
@@ -45,6 +46,7 @@ def from_torch(
     return read(module, exported, operations)
 
 
+@known_arguments()
 def into_torch(module: Any, params: Params) -> Any:
     """The module with these parameters, as training has left them: loaded in place, like
     `load_state_dict`, and returned. Names and shapes have to be those of the module."""

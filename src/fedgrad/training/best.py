@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.core.errors import ArgumentError, known_arguments
+from fedgrad.core.errors import ArgumentError, known_arguments, known_fields
 from fedgrad.core.types import Params
 
 
+@known_fields
 @dataclass(frozen=True)
 class Best:
     """The best model of a run: `result.best`. Of trials side by side, the best of each."""
@@ -25,6 +26,7 @@ class Best:
         return f"Best({self.metric} {self.value}, of round {self.round})"
 
 
+@known_fields
 @dataclass(frozen=True)
 class KeepBest:
     """What `fg.keep_best` gives: by which metric the best model is kept."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics
+from fedgrad.core.errors import known_arguments
 from fedgrad.core.types import Hyper, Params
 from fedgrad.training import checkpoint, models
 from fedgrad.training.files import RunFolderError
@@ -39,6 +40,7 @@ class LoadedState:
         )
 
 
+@known_arguments()
 def load(folder: str | os.PathLike[str], like: Params | None = None) -> Result:
     """The run in a folder that was given as `fg.fit(..., out=)`, as of its last checkpoint: its
     `params`, `hyper`, `history` and `rounds`, also while it goes on. It needs neither the algorithm
