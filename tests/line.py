@@ -46,7 +46,7 @@ def line(batch_size=4, metrics=lambda metrics: metrics):
         with jax.numpy_dtype_promotion("standard"):  # what is learned has a dtype of its own
             new = state.params["w"] - hyper["rate"] * slope / count + hyper["noise"] * noise
         next_state = Line(
-            {"w": new.astype(w.dtype)},
+            {**state.params, "w": new.astype(w.dtype)},
             state.steps + 1,
             jax.random.fold_in(state.key, 7),
             state.weak * 1.5,
