@@ -214,6 +214,12 @@ def test_what_differs_is_said_in_words(tmp_path):
     ]
     with pytest.raises(RunFolderError, match=r"optimizer of the server: sgd .* adaptive, .* now"):
         train(fg.fed_adam(mean_square, fg.local_training(batch_size=10)), out=tmp_path)
+    tuned = fg.self_tuning(work(batch_size=10), "server.momentum")
+    with pytest.raises(RunFolderError) as caught:
+        train(tuned, out=tmp_path)
+    assert str(caught.value).splitlines()[1:-1] == [  # and not of what its state is made
+        "  learns: nothing in the checkpoint, server.momentum now."
+    ]
 
 
 def test_a_checkpoint_of_an_older_version_says_less_and_goes_on(tmp_path, monkeypatch):
@@ -280,8 +286,9 @@ def test_another_schedule_is_another_run(rate, message, place, tmp_path):
 
     run(SCHEDULED, 1)
     assert run(SAME, 2).rounds == 2
-    with pytest.raises(RunFolderError, match=message):
+    with pytest.raises(RunFolderError, match=message) as caught:
         run(fg.fed_avg(mean_square, client=rate), 3)
+    assert len(str(caught.value).splitlines()) == 3  # one thing differs, and it is said once
 
 
 def test_another_version_may_go_on_with_a_run(tmp_path, monkeypatch):

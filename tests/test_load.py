@@ -49,6 +49,16 @@ def test_a_run_is_read_as_it_was(name, tmp_path):
     assert repr(loaded) == repr(trained)
 
 
+@pytest.mark.parametrize("name", ["plain", "averaged", "with client state"])
+def test_the_best_model_is_read_too(name, tmp_path):
+    check = {"test": fg.Evaluation({"loss": mean_square}, CLIENTS, every=2)}
+    keep = fg.keep_best("eval.test.loss", maximize=True)  # so it is not the last one
+    trained = train(ALGORITHMS[name], evaluate=check, callbacks=[keep], out=tmp_path)
+    loaded = fg.load(tmp_path).best
+    assert same(loaded.params, trained.best.params) and repr(loaded) == repr(trained.best)
+    assert not same(loaded.params, trained.params)
+
+
 class Pair(NamedTuple):
     a: jax.Array
     b: jax.Array
@@ -88,6 +98,15 @@ def test_other_models_need_one_like_them(name, tmp_path):
     with pytest.raises(RunFolderError, match=r"test_load.py.*Give a model like it.*like=params"):
         loaded.params
     assert same(fg.load(tmp_path, like=OTHERS[name]).params, trained.params)
+
+
+def test_the_best_of_other_models(tmp_path):
+    check = fg.Evaluation({"loss": squares}, CLIENTS, every=1)
+    more = {"evaluate": check, "callbacks": [fg.keep_best("eval.loss")], "out": tmp_path}
+    best = train(fg.fed_avg(squares), OTHERS["a module"], rounds=2, **more).best
+    by_name = fg.load(tmp_path).best.params
+    assert same(by_name, {"weight": best.params.weight, "bias": best.params.bias})
+    assert same(fg.load(tmp_path, like=OTHERS["a module"]).best.params, best.params)
 
 
 def test_a_model_that_is_not_like_it(tmp_path):

@@ -14,7 +14,7 @@ import fedgrad as fg
 from fedgrad.core.errors import MissingExtra
 from fedgrad.training.files import RunFolderError
 from fedgrad.training.logger import Logger
-from line import FIRST, line, points
+from line import FIRST, line, mean_square, points
 
 CLIENTS = fg.population(points())
 LINE = line()
@@ -85,6 +85,15 @@ def test_what_is_evaluated_because_training_stops_is_told():
     train(callbacks=[noted, third], evaluate=evaluation(5))
     told = noted.runs[0][1]
     assert told[-2:] == [(3, {"eval.w": 1.5}), "end"]
+
+
+def test_a_histogram_of_clients_is_not_told_number_by_number():
+    noted, each = Noted(), fg.Evaluation({"loss": mean_square}, CLIENTS, per_client=True)
+    result = train(rounds=1, evaluate=each, callbacks=[noted])
+    assert result.history["eval.per_client.loss.percentiles"].shape == (2, 100)
+    _, told = noted.runs[0][1][0]
+    parts = ("mean", "lowest_tenth", "highest_tenth")
+    assert set(told) == {"eval.loss", *(f"eval.per_client.loss.{part}" for part in parts)}
 
 
 def test_trials_side_by_side_have_a_number():
@@ -346,9 +355,9 @@ def test_a_history_as_a_data_frame():
     pandas = pytest.importorskip("pandas")
     result = train(rounds=4, evaluate=evaluation(3))
     frame = result.history.to_pandas()
-    assert frame.index.name == "round" and frame.index.tolist() == [1, 2, 3, 4]
-    assert frame["loss"].tolist() == result.history["loss"].tolist()
-    assert frame["eval.w"].isna().tolist() == [True, True, False, False]
+    assert frame.index.name == "round" and frame.index.tolist() == [0, 1, 2, 3, 4]
+    assert frame["loss"].dropna().tolist() == result.history["loss"].tolist()
+    assert frame["eval.w"].isna().tolist() == [False, True, True, False, False]
     assert set(fg.History().to_pandas().columns) == set()
     two = train(PAIR, rounds=2).history
     assert two.to_pandas()["loss/1"].tolist() == two["loss"][:, 1].tolist()

@@ -26,7 +26,7 @@ def test_a_result_is_ten_lines_at_most():
     text = str(train(TUNED, params=big, evaluate=checks, callbacks=[stop]))
     lines = text.splitlines()
     assert len(lines) == 10 and max(map(len, lines)) < 100
-    assert lines[0].startswith("FedAvgM: 3 rounds in 0:0") and "stopped: good enough" in lines[1]
+    assert lines[0].startswith("FedAvgM: 3 rounds in ") and "stopped: good enough" in lines[1]
     assert lines[2].split()[0] == "loss" and " → " in lines[2]
     assert lines[3].split()[0] == "eval.test.m0" and lines[-2].strip().startswith("and ")
     assert lines[-1].strip() == "model: 90,003 numbers in 2 arrays of float32"
@@ -37,9 +37,14 @@ def test_a_result_says_what_was_learned_and_of_trials_the_range():
     trials = fg.side_by_side(line(), {"rate": RATES, "noise": 0.0})
     (loss,) = [text for text in repr(train(trials)).splitlines() if "loss" in text]
     assert loss.count(" to ") == 2
-    assert "rounds in 0:00" in repr(
-        train(TUNED, rounds=0, evaluate=fg.Evaluation({"loss": mean_square}, CLIENTS))
-    )
+
+
+def test_a_result_says_what_was_learned_before_how_clients_differ():
+    each = fg.Evaluation({n: mean_square for n in "ab"}, CLIENTS, per_client=True)
+    text = repr(train(TUNED, evaluate=each))
+    assert "hyper.server.learning_rate" in text and "percentiles" not in text
+    assert text.index("hyper.") < text.index("eval.per_client.a.")
+    assert repr(TUNED).startswith("Algorithm(FedAvgM that learns server.learning_rate, server.mom")
 
 
 def test_a_result_in_a_notebook_has_curves():

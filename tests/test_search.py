@@ -62,6 +62,16 @@ def test_random_search_is_trials_one_by_one(setting, population):
     assert len(set(rates.tolist())) == 9 and np.all((rates > 1e-3) & (rates < 3))
 
 
+def test_what_is_not_said_is_as_in_training(setting, population):
+    algorithm, _, evaluate = setting
+    said = {"cohort_size": 10, "key": jax.random.key(0)}
+    searches = []
+    for more in ({}, said):
+        more |= {"params": PARAMS, "progress": False, "rounds": 2, "evaluate": evaluate}
+        searches.append(fg.random_search(algorithm, population, SPACE, trials=3, **more))
+    assert searches[0].scores.tolist() == searches[1].scores.tolist()
+
+
 def test_a_second_search_traces_nothing(setting, population):
     _, options, evaluate = setting
     calls = []

@@ -102,7 +102,9 @@ class Algorithm:
         shown = [f"{name}={_short(value)}" for name, value in known.items()]
         if len(known) > SHOWN:  # of all candidates of a race, say
             shown = [f"{len(known)} hyperparameters"]
-        return f"Algorithm({', '.join([self.name, *shown])})"
+        learns = self.settings.get("learns")
+        name = f"{self.name} that learns {learns}" if learns else self.name
+        return f"Algorithm({', '.join([name, *shown])})"
 
     def starting(self, hyper: Mapping[str, Any]) -> "Algorithm":
         """The algorithm with other hyperparameters to start with: all of them or only some, nested
@@ -113,7 +115,7 @@ class Algorithm:
         """Refuse to do something that does not know of states that clients keep."""
         if self.client_init is not None:
             raise ArgumentError.here(
-                f"{self.round.name}: its clients keep a state between rounds, which {what} cannot "
+                f"{self.name}: its clients keep a state between rounds, which {what} cannot "
                 "undo or multiply. Take an algorithm without client_init, such as fg.fed_avg."
             )
 
@@ -121,7 +123,7 @@ class Algorithm:
         """Refuse to do something that does not know of states that lose a part."""
         if self.between is not None:
             raise ArgumentError.here(
-                f"{self.round.name}: it drops candidates between rounds, which {what} cannot "
+                f"{self.name}: it drops candidates between rounds, which {what} cannot "
                 "follow. Do it with the candidates, before they race."
             )
 

@@ -193,7 +193,8 @@ def following(
     fun.__name__ = f"self_tuning({algorithm.round.name})"
     placements = {"cohort": CLIENTS, **dict.fromkeys(judges.cohorts, judges.placement)}
     tuned = replace(program(fun, **placements), executor=algorithm.round.executor)
-    return replace(algorithm, init=init, round=tuned, cohorts=judges.cohorts)
+    settings = {**algorithm.settings, "learns": ", ".join(names)}
+    return replace(algorithm, init=init, round=tuned, cohorts=judges.cohorts, settings=settings)
 
 
 def _is_positive(x: Any) -> bool:

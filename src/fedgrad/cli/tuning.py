@@ -83,6 +83,7 @@ class Prepared:
 def prepare(tuning: Tuning) -> Prepared:
     """Make what is asked for, or say what is wrong with it."""
     asked, made, fixed = decided(tuning)
+    fixed.require_stateless_clients("self_tuning")
     known = list(names_of.paths(fixed.hyper))
     learn = asked.learn or [name for name in USUAL if name in known]
     if not learn:

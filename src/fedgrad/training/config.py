@@ -23,6 +23,8 @@ from fedgrad.training.log import plain
 
 # May differ between a run and its continuation: how long, and what it runs on.
 FREE = ("rounds", "planned", "versions")
+# Where these differ, what a round takes and keeps does, too.
+ANOTHER_STATE = ("algorithm.name", "algorithm.learns", "algorithm.schedules.")
 
 
 def brief(course: Course, rounds: int) -> dict[str, Any]:
@@ -80,6 +82,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if old.get(name) != new.get(name)
         and not any(name == f or name.startswith(f"{f}.") for f in free)
     ]
+    if any(n.startswith(ANOTHER_STATE) for n in found):
+        # It has other rounds, another state and other cohorts: that needs not be said, too.
+        found = [n for n in found if n != "algorithm.round" and not _comes_along(n, old, new)]
     told = [name for name in found if not _digests(name)]
     said = [
         f"{_called(n)}: {_said(old.get(n))} in the checkpoint, {_said(new.get(n))} now."
@@ -87,6 +92,11 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
     # A digest differs for any reason: it says something where nothing else does.
     return said + [f"{words}." for n in found if (words := _digests(n)) and not _known(n, found)]
+
+
+def _comes_along(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a part of the state or a cohort is only in one of two runs."""
+    return name.startswith(("state.", "populations.")) and not (name in old and name in new)
 
 
 def _digests(name: str) -> str:
@@ -108,6 +118,9 @@ def _digests(name: str) -> str:
 
 def _known(digest: str, found: list[str]) -> bool:
     """Whether something else that was found is why this digest differs."""
+    schedule = digest.removeprefix("algorithm.schedules.")
+    if schedule != digest:
+        return f"hyper.{schedule}" in found
     why = {
         "algorithm.program": ("algorithm.", "hyper.", "state.", "cohort_size", "populations."),
         "first_state": ("algorithm.", "state."),

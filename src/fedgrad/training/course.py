@@ -60,6 +60,11 @@ def usual_cohort(clients: int) -> int:
     return min(clients, max(10, min(50, clients // 10)))
 
 
+def usual_key(key: Key | None) -> Key:
+    """The key that is given; where none is, always the same."""
+    return jax.random.key(0) if key is None else key
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StateWithClients:
@@ -112,7 +117,7 @@ class Course:
                     f"{type(population).__name__}. Write fg.population([client_0, client_1, ...])."
                 )
         cohort_size = usual_cohort(len(clients)) if cohort_size is None else cohort_size
-        key = jax.random.key(0) if key is None else key
+        key = usual_key(key)
         require_whole("cohort_size", cohort_size, least=0)
         if not 1 <= cohort_size <= len(clients):
             raise ArgumentError.here(

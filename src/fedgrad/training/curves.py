@@ -7,6 +7,7 @@ import numpy as np
 from fedgrad.show.charts import Chart, Curve, Figure
 from fedgrad.show.numbers import number
 from fedgrad.show.terminal import columns as width
+from fedgrad.training import per_client
 
 # (the rounds in which it was taken, its values) of each metric by name
 Columns = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -40,9 +41,11 @@ def span(value: object) -> str:
 
 def _ordered(columns: Columns) -> list[str]:
     """What one wants to know first; not what only explains it."""
+    columns = {n: c for n, c in columns.items() if not per_client.is_for_a_histogram(n)}
     first = ("loss", "eval.", "hyper.")
     groups = [[n for n in columns if n == g or (g[-1] == "." and n.startswith(g))] for g in first]
     known = [name for group in groups for name in group]
+    known.sort(key=lambda name: f".{per_client.PREFIX}." in name)  # which are many
     behind = ("seconds", "gradient_loss", "hypergradient.", "race.")
     rest = [n for n in columns if n not in known and not n.startswith(behind)]
     quiet = [n for n in rest if n == "rejected" and not np.any(columns[n][1])]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedgrad.core.errors import FederatedError, needs
+from fedgrad.training import per_client
 from fedgrad.training.curves import curves
 
 SHOWN = 20  # metrics, at most
@@ -78,7 +79,8 @@ class History(Mapping[str, np.ndarray]):
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame`: a row for each round, a column for each metric (`loss/0`, `loss/1`,
-        ... of trials side by side); what was not taken in a round is NaN."""
+        ... of trials side by side; not the percentiles of clients, which are a hundred each). What
+        was not taken in a round is NaN."""
         with needs("history.to_pandas()", "pandas"):
             import pandas
         rows = [numbers(row) for row in self.rows()]
@@ -103,9 +105,12 @@ class History(Mapping[str, np.ndarray]):
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics as numbers, each with a name; those of trials side by side are `loss/0`, ..."""
+    """Metrics as numbers, each with a name; those of trials side by side are `loss/0`, ... What is
+    only for a histogram of clients stays in the history."""
     found: dict[str, float] = {}
     for name, value in metrics.items():
+        if per_client.is_for_a_histogram(name):
+            continue
         values = np.asarray(value)
         for i, one in enumerate(values.ravel()):
             found[f"{name}/{i}" if values.ndim else name] = float(one)

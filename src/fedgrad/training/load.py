@@ -14,9 +14,11 @@ from fedgrad.algorithms.metrics import Metrics
 from fedgrad.core.errors import known_arguments
 from fedgrad.core.types import Hyper, Params
 from fedgrad.training import checkpoint, models
+from fedgrad.training.best import Best
 from fedgrad.training.files import RunFolderError
 from fedgrad.training.fit import Result
 from fedgrad.training.history import History
+from fedgrad.training.log import number
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,7 +49,8 @@ def load(folder: str | os.PathLike[str], like: Params | None = None) -> Result:
     nor the clients.
 
     A model of dicts, lists and tuples is there as it was. One of other classes, such as an Equinox
-    module, needs one `like` it, with whatever numbers.
+    module, needs one `like` it, with whatever numbers; without it the `best` one, where
+    `fg.keep_best` kept it, is a dict of arrays by name.
     """
     path = checkpoint.newest(Path(folder))
     if path is None:
@@ -63,8 +66,9 @@ def load(folder: str | os.PathLike[str], like: Params | None = None) -> Result:
     if like is not None:
         model()  # what does not fit is said now
     name = config["algorithm"].get("name", config["algorithm"]["round"])
-    hyper = _hyper(config["hyper"], history)
-    return Result(state, hyper, history, description["round"], _stopped(Path(folder)), name)
+    hyper, best = _hyper(config["hyper"], history), _best(arrays, description, like)
+    ended = (history, description["round"], _stopped(Path(folder)))
+    return Result(state, hyper, *ended, name=name, best=best)
 
 
 def _named(arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,6 +77,27 @@ def _named(arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) -> 
         for i, kind in enumerate(description["state"])
         if kind["of"] != "nodes"
     }
+
+
+def _best(
+    arrays: Mapping[str, np.ndarray], description: Mapping[str, Any], like: Params | None
+) -> Best | None:
+    """The best model that was kept, which has the structure of every other."""
+    kept, model = description.get("best"), description.get("model")
+    if kept is None or model is None:
+        return None
+    leaves = [
+        {"name": leaf["name"], "at": f"best/{i}", **kind}
+        for i, (leaf, kind) in enumerate(zip(model["leaves"], kept["leaves"], strict=True))
+    ]
+    found = {**model, "leaves": leaves}
+    if like is None and not models.is_plain(model):
+        params: Params = {
+            leaf["name"]: checkpoint.decode(arrays[leaf["at"]], leaf) for leaf in leaves
+        }
+    else:
+        params = models.read(arrays, found, like, checkpoint.decode)
+    return Best(params, number(kept["round"]), number(kept["value"]), kept["metric"])
 
 
 def _hyper(first: Mapping[str, Any], history: History) -> Hyper:

@@ -60,6 +60,18 @@ def read(
     return jax.tree.unflatten(structure, leaves)
 
 
+def is_plain(model: dict[str, Any]) -> bool:
+    """Whether a model can be read without another one that is like it."""
+
+    def plain(structure: Any) -> bool:
+        if not isinstance(structure, dict):
+            return not isinstance(structure, str)
+        (parts,) = structure.values()
+        return all(map(plain, parts.values() if isinstance(parts, dict) else parts))
+
+    return plain(model["structure"])
+
+
 def _same(array: np.ndarray, kind: dict[str, Any], arrays: dict[str, np.ndarray]) -> str | None:
     """Where these very numbers are already: an average is computed whenever it is asked for."""
     for at, other in arrays.items():

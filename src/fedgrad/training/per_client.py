@@ -22,6 +22,11 @@ def names(metrics: Mapping[str, Any]) -> list[str]:
     return [f"{PREFIX}.{metric}.{kind}" for metric in metrics for kind in KINDS]
 
 
+def is_for_a_histogram(name: str) -> bool:
+    """Whether a metric is a hundred numbers that nobody reads one by one."""
+    return f".{PREFIX}." in f".{name}" and name.endswith(f".{KINDS[-1]}")
+
+
 def require_here(each: Any) -> None:
     """Refuse what is not to be seen: the numbers of clients that are on nodes."""
     if any(isinstance(leaf, NodeValue) for leaf in jax.tree.leaves(each)):

@@ -20,7 +20,7 @@ from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.types import Hyper, Key, Params
 from fedgrad.show.numbers import number, plural
-from fedgrad.training.course import Course
+from fedgrad.training.course import Course, usual_key
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
 from fedgrad.training.first import require_algorithm, require_evaluations, require_model
 from fedgrad.training.interrupt import Interrupts
@@ -118,8 +118,8 @@ class Training(TypedDict, total=False):
 
     params: Required[Params]
     rounds: Required[int]
-    cohort_size: Required[int]
-    key: Required[Key]
+    cohort_size: int | None
+    key: Key | None
     progress: Any
 
 
@@ -146,7 +146,7 @@ def random_search(
     wanted = trials if isinstance(trials, Trials) else Trials(trials)
     if wanted.number is None:
         raise ArgumentError.here("How many trials are drawn? Write trials=fg.Trials(8, ...).")
-    tried = drawn(algorithm, space, wanted.number, training["key"])
+    tried = drawn(algorithm, space, wanted.number, usual_key(training.get("key")))
     return _search(algorithm, clients, tried, wanted, evaluate, out, training)
 
 
@@ -195,12 +195,13 @@ def _search(
     require_model(params)
     together = side_by_side(algorithm, with_trial(algorithm.hyper, tried, slice(None)))
     with ExitStack() as stack:
-        course = Course.of(together, clients, training["cohort_size"], training["key"])
+        asked = (training.get("cohort_size"), training.get("key"))
+        course = Course.of(together, clients, *asked)
         stack.enter_context(closing(course))
         evaluations = Evaluations.of({"": evaluate}).like(course.algorithm.round, stacked=False)
         _require_scores(evaluations, params, wanted)
         _require_starts(algorithm, tried, params)
-        kept = SearchFolder.of(out, {"cohort_size": training["cohort_size"]})
+        kept = SearchFolder.of(out, {"cohort_size": course.cohort_size})
         shown = display(training.get("progress", True), 0, rounds, course.clients * trials)
         stack.callback(shown.close)
         climb = Climb(course, tried, wanted.best, kept, shown, stack.enter_context(Interrupts()))
