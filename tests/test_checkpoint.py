@@ -510,6 +510,7 @@ def test_sigterm_saves_and_ends_the_process(tmp_path, capsys):
     assert caught.value.code == 128 + signal.SIGTERM
     assert "Round 5 is saved" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
+    assert json.loads((tmp_path / "status.json").read_text())["stopped"] == "interrupted"
     assert everything(train(out=tmp_path)) == everything(train())
 
 

@@ -80,7 +80,7 @@ def _named(arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) -> 
 
 
 def _best(
-    arrays: Mapping[str, np.ndarray], description: Mapping[str, Any], like: Params | None
+    arrays: dict[str, np.ndarray], description: dict[str, Any], like: Params | None
 ) -> Best | None:
     """The best model that was kept, which has the structure of every other."""
     kept, model = description.get("best"), description.get("model")

@@ -185,7 +185,8 @@ class Loop:
 
 def _why(error: BaseException) -> str:
     """In a word; the error itself is raised."""
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    asked = isinstance(error, KeyboardInterrupt | SystemExit)  # Ctrl-C, or SIGTERM
+    return "interrupted" if asked else type(error).__name__
 
 
 def _asks(callback: Callable[..., Any], one: Played, metrics: Metrics) -> str | None:
