@@ -401,8 +401,8 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert json.loads(json.dumps(asdict(asked["settings"])))["tasks"] == list(TASKS)
     with pytest.raises(SystemExit):
         main(["reproduce", "no-tuning", "--task", "wine_x2"])
-    assert main(["reproduce", "no-tuning", "--task", "mnist"]) != 0
-    assert "no task 'mnist' in it" in capsys.readouterr().err
+    assert main(["reproduce", "no-tuning", "--task", "stackoverflow_words"]) != 0
+    assert "no task 'stackoverflow_words' in it" in capsys.readouterr().err
     assert main(["reproduce", "no-tuning", "--task", "digits", "--task-option", "clients=3"]) != 0
     assert "no option 'clients'" in capsys.readouterr().err
 

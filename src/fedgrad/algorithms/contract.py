@@ -154,6 +154,12 @@ def checked(round: Program, keeps: bool) -> Program:
     """The round that looks at what it gives, while it is traced."""
     if getattr(round.fun, "checked", None) is keeps:
         return round
+    # Once for each round, so that whoever makes an algorithm of it again compiles nothing again.
+    looks = round.once(("checked", keeps), lambda: _looking(round, keeps))
+    return replace(looks, executor=round.executor)
+
+
+def _looking(round: Program, keeps: bool) -> Program:
     fun = getattr(round.fun, "unchecked", round.fun)
 
     @functools.wraps(fun)
