@@ -15,7 +15,7 @@ from fedgrad.experiments.no_tuning.outcome import FIXED, Outcome, ablations, out
 from fedgrad.experiments.no_tuning.tasks import TASKS
 from fedgrad.experiments.results import Results, Table
 
-COLUMNS = 5  # of panels, and of tasks in a table
+COLUMNS = 4  # of panels, and of tasks in a table
 STROKES: dict[str, tuple[str, Any]] = {"fedavgm": ("p2", "line"), "fedadam": ("p4", "dashed")}
 SHOWN = {
     "auto": ("one training by fed_auto, each seed", "p0"),
