@@ -34,7 +34,7 @@ WITHOUT = {
     "tasks": "fg.tasks.task('digits')",
     "tensorboard": "fg.TensorBoard('runs')(1, None, None)",
     "torch": "fg.from_torch(None, None)",
-    "wandb": "fg.WandB()",
+    "wandb": "fg.WandB('project')",
 }
 OURS = {"dev", "docs"}  # what is for those who work on fedgrad, and never asked for
 
