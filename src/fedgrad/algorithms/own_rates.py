@@ -6,7 +6,6 @@ Synthetic(1, 1) and then tested on other tasks: docs/no-tuning.md.
 """
 
 import functools
-import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,16 +29,23 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.core.types import Hyper, Params, State
 
 GIVEN = "as given"
-# Rates that race with those that are given, and after which part of all rounds how many are left.
-# Larger rates look better than good ones for a quarter of all rounds, and no longer. What judges
-# does not train, so from a half on nobody is judged: good rates would lose by it.
-CLIENT = {"1e-2": 1e-2, "1e-1": 1e-1, "1": 1.0}
-SERVER = {"1e-1": 0.1, "1": 1.0, "10": 10.0}
-CUTS = {0.05: 3, 0.2: 2, 0.4: 1}
+# Rates of clients and server that race with those that are given, and after which part of all
+# rounds how many are left, what is given being one of them to the last. Larger rates look better
+# than good ones for a quarter of all rounds, so that two others have to be left until after that.
+# No client rate of 1: a step that is stable alone need not be when there are two, as soon as the
+# examples that judged train. The server's 0.1 is for those like Adam. What judges does not train,
+# so from 0.45 on nobody is judged: good rates would lose by it.
+RATES = [
+    {"client": client, "server": server}
+    for client, server in [
+        (0.01, 1.0), (0.01, 10.0), (0.03, 1.0), (0.03, 10.0), (0.1, 0.1), (0.1, 1.0), (0.1, 10.0)
+    ]
+]  # fmt: skip
+CUTS = {0.05: 4, 0.15: 3, 0.35: 1}
 # What follows its hypergradient then, and how; against what stays as it is.
 FOLLOWED, STEP, HORIZON = "server.learning_rate", 0.03, Horizon(20, through="server")
 STAYS, FOLLOWS = "stays", "follows"
-DUEL = {0.4: 2, 0.5: 1}
+DUEL = {0.35: 2, 0.45: 1}
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +83,7 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             "tuned (again)."
         )
     names = {branch: _rates(algorithm.hyper, branch) for branch in ("client", "server")}
-    tried = {b: grid for b, grid in (("client", CLIENT), ("server", SERVER)) if names[b]}
+    tried = [branch for branch in names if names[branch]]
     if not tried:
         raise ArgumentError.here(
             f"self_tuning({algorithm.round.name}): it has no learning rate that is a number, so "
@@ -85,12 +91,8 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             "learning_rate=...), or name what to learn: self_tuning(algorithm, learn=...)."
         )
     base = averaged(algorithm)
-    others = {
-        ", ".join(f"{branch} {word}" for branch, word in zip(tried, words, strict=True)): {
-            branch: tried[branch][word] for branch, word in zip(tried, words, strict=True)
-        }
-        for words in itertools.product(*tried.values())
-    }
+    chosen = [{branch: rates[branch] for branch in tried} for rates in RATES]
+    others = {", ".join(f"{b} {_word(r)}" for b, r in rates.items()): rates for rates in chosen}
     raced = race(dict.fromkeys((GIVEN, *others), base), CUTS, incumbent=GIVEN)
     follows = FOLLOWED in names["server"]
     form = learned(algorithm.hyper, {FOLLOWED: log()})[FOLLOWED] if follows else None
@@ -108,9 +110,9 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
     def init(params: Params, hyper: Hyper | None = None) -> OwnRatesState:
         given = names_of.paths(hyper)
         rates = {GIVEN: {n: jnp.asarray(given[n]) for some in names.values() for n in some}}
-        for name, chosen in others.items():
+        for name, other in others.items():
             rates[name] = dict(rates[GIVEN])
-            for branch, rate in chosen.items():
+            for branch, rate in other.items():
                 rates[name] |= _scaled({n: rates[GIVEN][n] for n in names[branch]}, rate)
         parts = {
             "race": raced.init(params, {n: names_of.replace(hyper, r) for n, r in rates.items()}),
@@ -185,6 +187,11 @@ def _rates(hyper: Hyper, branch: str) -> list[str]:
     """The learning rates of a branch by dotted name: one, or one for each layer."""
     names = [name.split(".") for name in names_of.paths(hyper)]
     return [".".join(n) for n in names if n[0] == branch and "learning_rate" in n]
+
+
+def _word(rate: float) -> str:
+    """A rate in the name of a candidate, which has no dot: 3e-2."""
+    return f"{rate:g}" if rate >= 1 else f"{rate:.0e}".replace("e-0", "e-")
 
 
 def _scaled(rates: dict[str, jax.Array], rate: float) -> dict[str, jax.Array]:

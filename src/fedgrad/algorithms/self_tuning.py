@@ -32,8 +32,8 @@ def self_tuning(
     """The algorithm with some of its hyperparameters following their hypergradients.
 
     Without further arguments: the algorithm finds its own learning rates. As it is given it races
-    with itself at other rates for two fifths of all rounds (`fg.race`), and gives way only to what
-    is better by more than chance explains. Likewise, to the half, what won against itself with a
+    with itself at other rates for a third of all rounds (`fg.race`), and gives way only to what is
+    better by more than chance explains. Likewise, for a tenth more, what won against itself with a
     server's rate that follows its hypergradient. The model is an average (`fg.averaged`).
 
     `learn`: dotted names, `["server.learning_rate", "client"]`; the name of a branch means all
