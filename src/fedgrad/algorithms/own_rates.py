@@ -1,7 +1,8 @@
 """An algorithm that finds its own learning rates: `fg.self_tuning(algorithm)`, nothing more said.
 
 First it races with itself at other rates. What won then races with itself while the server's rate
-follows its hypergradient. What won that goes on as any other. The recipe was chosen on digits and
+follows its hypergradient. What won that goes on as any other, but is watched: it trains on more
+examples now, and its rates may be too large for that. The recipe was chosen on digits and
 Synthetic(1, 1) and then tested on other tasks: docs/no-tuning.md.
 """
 
@@ -21,8 +22,9 @@ from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.parametrization import learned, log
-from fedgrad.algorithms.race import inside, race, stage
+from fedgrad.algorithms.race import after, inside, race, stage
 from fedgrad.algorithms.safeguards import undone
+from fedgrad.algorithms.watch import Losses, Watch
 from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.clients.held_out import A_FIFTH
 from fedgrad.core.errors import ArgumentError
@@ -46,16 +48,20 @@ CUTS = {0.05: 4, 0.15: 3, 0.35: 1}
 FOLLOWED, STEP, HORIZON = "server.learning_rate", 0.03, Horizon(20, through="server")
 STAYS, FOLLOWS = "stays", "follows"
 DUEL = {0.35: 2, 0.45: 1}
+# After such parts of all rounds it is asked whether what goes on got worse. If so, it goes back to
+# where that was asked before, with half the rate.
+ASKED = 0.05
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class OwnRatesState:
-    """What is to come of the race, of the duel and of going on alone; and the rates of each
-    candidate that is left, by dotted name."""
+    """What is to come of the race, of the duel and of going on alone; the rates of each candidate
+    that is left, by dotted name; and what is known of losses."""
 
     parts: dict[str, Any]
     rates: dict[str, dict[str, jax.Array]]
+    watch: Watch
 
     @property
     def now(self) -> State:
@@ -120,14 +126,19 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
         }
         if duel is not None:
             parts["duel"] = duel.init(params, dict.fromkeys((STAYS, FOLLOWS), hyper))
-        return OwnRatesState(parts, rates)
+        return OwnRatesState(parts, rates, Watch.begin(parts["alone"]))
 
     def round(state: OwnRatesState, hyper: Hyper, *args: Any) -> tuple[OwnRatesState, Metrics]:
+        parts, metrics = play(state, hyper, *args)
+        seen = replace(state.watch, since=state.watch.since.plus(metrics.loss))
+        return replace(state, parts=parts, watch=seen), metrics
+
+    def play(state: OwnRatesState, hyper: Hyper, *args: Any) -> tuple[dict[str, Any], Metrics]:
         parts = state.parts
         hypers = {n: names_of.replace(hyper, rates) for n, rates in state.rates.items()}
         if "race" in parts:
             new, metrics = raced.round(parts["race"], hypers, *args)
-            return replace(state, parts={**parts, "race": new}), metrics
+            return {**parts, "race": new}, metrics
         ((name, rates),) = state.rates.items()
         if "duel" in parts:
             assert duel is not None
@@ -135,45 +146,66 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             new, metrics = duel.round(parts["duel"], both, *args)
             # It is a race inside of what won the first one.
             extra = {**inside(name, metrics.extra), f"race.won.{name}": jnp.float32(1)}
-            metrics = replace(metrics, hyper=rates, extra=extra)
-            return replace(state, parts={**parts, "duel": new}), metrics
+            return {**parts, "duel": new}, replace(metrics, hyper=rates, extra=extra)
         new, metrics = base.round(parts["alone"], hypers[name], *args)
         new, kept = undone(parts["alone"], new)
         extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
-        return replace(state, parts={"alone": new}), replace(metrics, hyper=rates, extra=extra)
+        return {"alone": new}, replace(metrics, hyper=rates, extra=extra)
 
     def between(state: OwnRatesState, done: int, planned: int) -> OwnRatesState:
         for name, game, ends in (("race", raced, won), ("duel", duel, decided)):
             if name in state.parts and game is not None:
                 assert game.between is not None
                 left = game.between(state.parts[name], done, planned)
+                if len(left.candidates) < len(state.parts[name].candidates):
+                    # Losses of another number of candidates are not those of this one.
+                    known = replace(state.watch, before=state.watch.since, since=Losses.none())
+                    state = replace(state, watch=known)
                 if left is not state.parts[name]:
                     state = replace(state, parts={**state.parts, name: left})
                 if len(left.candidates) > 1:
-                    break
+                    return state
                 state = ends(state)
-        return state
+        rounds = after(ASKED, planned)
+        return asked(state, rounds) if done % rounds == 0 else state
 
     def won(state: OwnRatesState) -> OwnRatesState:
         """The race is over."""
         ((name, winner),) = state.parts["race"].candidates.items()
         rates = {name: state.rates[name]}
         if form is None:
-            return OwnRatesState({"alone": winner}, rates)
+            return alone(state, winner, rates)
         raw = {FOLLOWED: form.raw(rates[name][FOLLOWED])}
         follower = state.parts["duel"].candidates[FOLLOWS].going_on(winner, raw)
         both = stage({STAYS: winner, FOLLOWS: follower}, STAYS)
-        return OwnRatesState({"alone": state.parts["alone"], "duel": both}, rates)
+        parts = {"alone": state.parts["alone"], "duel": both}
+        return OwnRatesState(parts, rates, state.watch)
 
     def decided(state: OwnRatesState) -> OwnRatesState:
         """So is the duel."""
         ((name, rates),) = state.rates.items()
         ((how, winner),) = state.parts["duel"].candidates.items()
         if how == STAYS:
-            return OwnRatesState({"alone": winner}, state.rates)
+            return alone(state, winner, state.rates)
         assert form is not None
         rate = form.value(winner.learned[FOLLOWED]).astype(rates[FOLLOWED].dtype)
-        return OwnRatesState({"alone": winner.inner}, {name: {**rates, FOLLOWED: rate}})
+        return alone(state, winner.inner, {name: {**rates, FOLLOWED: rate}})
+
+    def alone(state: OwnRatesState, winner: State, rates: Any) -> OwnRatesState:
+        return OwnRatesState({"alone": winner}, rates, Watch.begin(winner, state.watch.before))
+
+    def asked(state: OwnRatesState, rounds: int) -> OwnRatesState:
+        """Is it still as good as it was? It is back there if not, at half the rate."""
+        watch, now = state.watch, state.parts["alone"]
+        worse = watch.got_worse(rounds)
+        if worse is None:
+            return state
+        if not worse:
+            return replace(state, watch=Watch.begin(now, watch.since))
+        ((name, rates),) = state.rates.items()
+        half = {n: rates[n] / 2 for n in names["server"] or names["client"]}
+        begin = Watch.begin(watch.safe, watch.before)
+        return OwnRatesState({"alone": watch.safe}, {name: {**rates, **half}}, begin)
 
     return replace(
         algorithm,
