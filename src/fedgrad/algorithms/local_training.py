@@ -145,7 +145,7 @@ class LocalTraining:
         return train
 
 
-local_training = known_arguments()(LocalTraining)
+local_training = known_arguments(called="local_training")(LocalTraining)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedgrad.federation.protocol import state as on_nodes
 from fedgrad.training import checkpoint
 from fedgrad.training.best import Best
 from fedgrad.training.checkpoint import Checkpoint
-from fedgrad.training.files import RunFolderError, make_folder, write_whole
+from fedgrad.training.files import SEARCH, RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History
 from fedgrad.training.live import Live, live
 from fedgrad.training.log import Log
@@ -57,7 +57,7 @@ class RunFolder:
             raise ArgumentError.here(f"config= is written as JSON: {error}.") from None
 
 
-run_folder = known_arguments()(RunFolder)
+run_folder = known_arguments(called="run_folder")(RunFolder)
 
 
 class Keeping:
@@ -167,7 +167,12 @@ def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _require_ours(folder: Path) -> None:
-    """Refuse to write over what is somebody else's."""
+    """Refuse to write over what is somebody else's, or beside a search."""
+    if (folder / SEARCH).exists():
+        raise RunFolderError.here(
+            f"{folder} holds a search ({SEARCH}), and a run is kept in a folder of its own. Choose "
+            f"another one, such as out={str(folder / 'run')!r}."
+        )
     path = folder / "config.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
