@@ -287,6 +287,26 @@ def test_hyperparameters_are_arguments_and_not_captured():
         np.testing.assert_allclose(as_vector(model), x, rtol=1e-11)
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_it_is_made_of_is_said(name):
+    settings = ALGORITHMS[name](loss, batch_size=7).settings
+    assert settings["client"]["batch_size"] == 7 and settings["name"] != "FedOpt"
+    assert "optax" not in settings["server"]["optimizer"]
+    if name != "fedsgd":  # whose clients take no steps
+        usual = {"batch_size": 7, "optimizer": "sgd", "epochs": 1, "shuffle": True}
+        assert settings["client"] == usual
+
+
+def test_what_fed_opt_is_made_of_is_said():
+    server = fg.optimizer(optax.adamw, learning_rate=0.1, nesterov=True)
+    work = fg.local_training(optax.sgd(0.1), steps=lambda round: 2 + 0 * round)
+    settings = fg.fed_opt(loss, server=server, client=work).settings
+    assert settings["server"] == {"optimizer": "adamw, nesterov=True"}
+    told = {"optimizer": "an optimizer of optax", "steps": "a schedule"}
+    assert settings["client"] == {"batch_size": 20, **told, "shuffle": True}
+    assert fg.fed_dyn(loss).settings["server"] == {"optimizer": "sgd, learning_rate=1.0"}
+
+
 KEYED = [make for make in ALGORITHMS.values() if make.__name__ != "fed_sgd"]
 
 

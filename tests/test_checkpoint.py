@@ -222,6 +222,27 @@ def test_what_differs_is_said_in_words(tmp_path):
     ]
 
 
+def test_a_fixed_array_that_differs_is_named(tmp_path):
+    def scaled(params, batch, fixed):
+        return fixed["by"] * mean_square(params, batch) + fixed["and"][0]
+
+    def work(by, more, loss=scaled):
+        fixed = {"by": np.float32(by), "and": np.full(2000, more, np.float32)}
+        return fg.fed_avg(fg.with_fixed(loss, fixed))
+
+    train(work(1, 1), rounds=1, out=tmp_path)
+    with pytest.raises(RunFolderError) as caught:
+        train(work(2, 1), rounds=2, out=tmp_path)
+    assert str(caught.value).splitlines()[1:-1] == [
+        "  the array fixed['by'] of fg.with_fixed is another one than in the checkpoint."
+    ]
+    with pytest.raises(RunFolderError, match=r"array fixed\['and'\] .*\n  the array fixed\['by'\]"):
+        train(work(2, 2), rounds=2, out=tmp_path)
+    with pytest.raises(RunFolderError, match="a round computes something else"):
+        train(work(1, 1, lambda p, b, fixed: 2 * scaled(p, b, fixed)), rounds=2, out=tmp_path)
+    assert train(work(1, 1), rounds=2, out=tmp_path).rounds == 2
+
+
 def test_a_checkpoint_of_an_older_version_says_less_and_goes_on(tmp_path, monkeypatch):
     def less(course, state, settings, describe=describe):
         found = describe(course, state, settings)
@@ -248,7 +269,7 @@ def test_it_is_told_where_a_run_goes_on(tmp_path, capsys):
     train(rounds=4, out=tmp_path, progress=True)
     assert "resumed" not in capsys.readouterr().err
     train(rounds=9, out=tmp_path, progress=True)
-    assert capsys.readouterr().err.startswith("resumed at round 5 of 9\n")
+    assert capsys.readouterr().err.startswith("resumed at round 5 of 9\nround 4/9 · compiling\n")
     train(rounds=9, out=tmp_path, progress=True)
     assert capsys.readouterr().err == "all 9 rounds are done already\n"
 

@@ -159,7 +159,7 @@ def test_help_and_usage(capsys, words, code):
 
 def test_as_a_process(module):
     """The installed command, and `python -m`."""
-    for command in (["-m", "fedgrad.cli"], ["-c", "import fedgrad.cli as c; exit(c.main())"]):
+    for command in (["-m", "fedgrad"], ["-c", "import fedgrad.cli as c; exit(c.main())"]):
         run = subprocess.run(
             [sys.executable, *command, "explain", f"{module}:lost"], capture_output=True, text=True
         )
@@ -405,7 +405,7 @@ def test_the_folder_cannot_be_made(tmp_path, capsys):
 def test_interrupted_and_continued(tmp_path):
     """Ctrl-C leaves a checkpoint and a report, and the same command goes on."""
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "fedgrad.cli", "tune", *TINY, "--out", str(folder), "--json"]
+    command = [sys.executable, "-m", "fedgrad", "tune", *TINY, "--out", str(folder), "--json"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
         [*command, "--rounds", "1000000"],

@@ -206,6 +206,30 @@ def test_an_interrupted_run_goes_on_with_everybodys_state(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found.state, expected.state)
 
 
+@pytest.mark.parametrize("make", [fg.scaffold, fg.fed_dyn], ids=["scaffold", "fed_dyn"])
+def test_of_a_big_state_there_are_few(make, monkeypatch, tmp_path):
+    """Where the states of all clients are big, no more are held than a round needs; and what a
+    callback holds stays what it is."""
+    monkeypatch.setattr("fedgrad.training.loop.BYTES", 0)
+    gc.collect()
+    shape = (N, *as_params(START)["w"].shape)
+
+    def alive():
+        return {id(x) for x in jax.live_arrays() if x.shape == shape}
+
+    before, most, held = alive(), [], []
+
+    def watch(round, state, metrics):
+        most.append(len(alive() - before))
+
+    plain = train(make(loss), out=tmp_path, callbacks=[watch])
+    assert most == [len([x for x in jax.tree.leaves(plain.state) if x.shape == shape])] * 6
+    assert most[0] > 0
+    train(make(loss), callbacks=[lambda round, state, metrics: held.append(state)])
+    assert len(held) == 6 and all(np.all(np.isfinite(x)) for x in jax.tree.leaves(held))
+    jax.tree.map(np.testing.assert_array_equal, held[-1], plain.state)
+
+
 def test_rounds_are_compiled_once():
     traces = []
 

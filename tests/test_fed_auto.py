@@ -1,5 +1,7 @@
 """Training that needs no hyperparameter, and algorithms that find their own rates."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import optax
@@ -169,6 +171,24 @@ def test_what_cannot_be_raced_is_said():
         fg.self_tuning(BAD, horizon=3)
     with pytest.raises(fg.FederatedError, match="keep a state"):
         fg.self_tuning(fg.scaffold(loss))
+
+
+def test_a_schedule_is_not_taken_for_a_rate():
+    decay = optax.exponential_decay(0.1, 10, 0.5)
+    decaying = fg.fed_avg(loss, client=fg.local_training(decay))
+    assert {*fg.self_tuning(decaying).init(as_params(START)).rates} == {
+        *("as given", "server 1e-1", "server 1", "server 10")
+    }
+    scaled = replace(decaying, hyper=fg.hyper.scalable(decaying.hyper, "client.learning_rate"))
+    with pytest.raises(
+        fg.FederatedError, match=r"'client.learning_rate' is a schedule with a fact"
+    ):
+        fg.self_tuning(scaled)
+    layer = fg.fed_avg(lambda p, b: loss(p["factor"], b), client={"factor": 0.1})
+    assert "client 1, server 1" in fg.self_tuning(layer).init({"factor": as_params(START)}).rates
+    late = fg.self_tuning(BAD).starting({"client.learning_rate": decay})
+    with pytest.raises(fg.FederatedError, match=r"starting\(\{'client.learning_rate': 0.1\}\)"):
+        late.init(as_params(START))
 
 
 def test_the_answer_is_finite_whatever_the_scale_of_features():

@@ -212,21 +212,22 @@ def public():
                     p.name for p in kinds if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
                 ]
                 if named and all(p.kind is not p.VAR_KEYWORD for p in kinds):
-                    yield pytest.param(value, max(named, key=len), id=f"{room.__name__}.{name}")
+                    what = f"{room.__name__}.{name}"
+                    yield pytest.param(name, value, max(named, key=len), id=what)
 
 
-@pytest.mark.parametrize("function, argument", list(public()))
-def test_a_misspelled_argument_is_answered_with_the_one_that_was_meant(function, argument):
+@pytest.mark.parametrize("name, function, argument", list(public()))
+def test_a_misspelled_argument_is_answered_with_the_one_that_was_meant(name, function, argument):
     if len(argument) < 3:
         pytest.skip("too short to be misspelled")
     wrong = argument[:-2] + argument[-1]
     with pytest.raises(fg.ArgumentError) as caught:
         function(**{wrong: None})
-    name = function.__name__
     assert f"{name}() has no argument {wrong!r}. Did you mean {argument!r}?" in str(caught.value)
     assert os.path.basename(__file__) in str(caught.value)
 
 
 def test_what_is_public_can_still_be_sent_to_other_processes():
-    for value in (fg.fit, fg.population, fg.fed_avg, fg.Trials(3), fg.CostModel(up=2.0)):
+    functions = (fg.fit, fg.population, fg.fed_avg, fg.local_training, fg.run_folder)
+    for value in (*functions, fg.Trials(3), fg.CostModel(up=2.0), fg.run_folder("runs/1")):
         assert pickle.loads(pickle.dumps(value)) == value

@@ -1,5 +1,6 @@
 """Callbacks that tell others: every round once and in order, under the names of the history."""
 
+import contextlib
 import csv
 import itertools
 import struct
@@ -175,8 +176,8 @@ class FakeRun:
     def log(self, values, step):
         self.logged.append((step, values))
 
-    def finish(self):
-        self.finished = True
+    def finish(self, exit_code=0):
+        self.finished, self.exit_code = True, exit_code
 
 
 def fake_wandb(step=0):
@@ -200,6 +201,33 @@ def test_wandb(monkeypatch):
     assert asked["project"] == "digits" and asked["name"] == "first"
     assert asked["config"]["mine"] == 1 and asked["config"]["hyper"]["rate"] == 0.1
     assert without_seconds(run.logged) == as_told(result.history) and run.finished
+
+
+class Trackio(FakeRun):
+    def finish(self):
+        self.finished = True
+
+
+ENDS = {None: (0, "FINISHED"), ValueError: (1, "FAILED"), KeyboardInterrupt: (255, "KILLED")}
+
+
+@pytest.mark.parametrize("error", ENDS)
+def test_a_run_that_fails_has_failed_there_too(error, monkeypatch):
+    module, mlflow, trackio = fake_wandb(), FakeMLflow(), Trackio()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    like_wandb = types.SimpleNamespace(init=lambda **_: trackio)
+
+    def trip(round, state, metrics):
+        if error is not None and round == 3:
+            raise error
+
+    watching = [fg.WandB("digits", module=module), fg.WandB("digits", module=like_wandb)]
+    with contextlib.nullcontext() if error is None else pytest.raises(error):
+        train(callbacks=[*watching, fg.MLflow("digits"), trip])
+    (run,) = module.runs
+    assert (run.exit_code, mlflow.status) == ENDS[error]
+    assert run.finished and trackio.finished and mlflow.ended == 1
+    assert [step for step, _ in run.logged][-1] == (6 if error is None else 3)
 
 
 def test_a_run_of_wandb_that_is_resumed_takes_no_step_twice(tmp_path):
@@ -255,8 +283,8 @@ class FakeMLflow(types.SimpleNamespace):
         self.metrics.append((step, metrics))
         assert run_id == "r1"
 
-    def end_run(self):
-        self.ended += 1
+    def end_run(self, status="FINISHED"):
+        self.ended, self.status = self.ended + 1, status
 
 
 def test_mlflow(monkeypatch):

@@ -444,6 +444,33 @@ def test_the_audit_names_what_leaves_in_our_own_algorithms(make, expected):
     assert "library" not in str(audit)
 
 
+def test_the_audit_does_not_take_every_argument_for_data():
+    """FedDyn's clients know how many there are, and add that up."""
+    audit, _ = _named(fg.fed_dyn(by_hand.loss))
+    assert '"client_state.clients" (a raw argument of the client' in str(audit)
+    assert "data" not in str(audit)
+
+
+def test_a_derivative_has_the_line_of_the_sum_that_it_is_of():
+    def encode(values):
+        return [x.astype(float) for x in reversed(values)]
+
+    def decode(sums, shapes):
+        return [x.astype(s.dtype) for x, s in zip(reversed(sums), shapes, strict=True)]
+
+    @fg.program(z=fg.CLIENTS)
+    def f(x, z):
+        return fg.mean(jnp.sum(fg.broadcast(x) * z) ** 2)
+
+    line = f"test_plan.py:{f.fun.__code__.co_firstlineno + 2} ("
+    backwards = fg.executors.local(aggregator=fg.aggregate.Aggregator("back", encode, decode))
+    for gradient in (fg.grad(f, mode="mixed"), fg.grad(f, mode="mixed").on(backwards)):
+        audit = fg.plan(gradient, X, Z).audit()
+        (source,) = [r.source for r in audit.releases if r.shape == X.shape]
+        assert line in source
+        assert "library" not in str(audit)
+
+
 def test_the_audit_lists_what_stays_at_clients():
     audit, _ = _named(fg.scaffold(by_hand.loss))
     assert [(k.placement, k.shape, k.result) for k in audit.kept] == [

@@ -256,6 +256,24 @@ def test_what_a_search_leaves(setting, population, tmp_path):
         search_folder.read(tmp_path / "rung-1")
 
 
+def test_a_run_and_a_search_have_folders_of_their_own(setting, population, tmp_path):
+    algorithm, options, evaluate = setting
+    kinds = dict(trials=2, rounds=2, evaluate=evaluate, **options)
+    fg.random_search(algorithm, population, SPACE, out=tmp_path, **kinds)
+    for resume in (True, False):
+        clients, folder = Tripping(population, None), fg.run_folder(tmp_path, resume=resume)
+        with pytest.raises(fg.FederatedError, match=r"holds a search .*such as out='.*run'"):
+            fg.fit(algorithm, clients, rounds=2, out=folder, **options)
+        assert clients.asked <= 1  # to say what the run is
+    with pytest.raises(fg.FederatedError, match=r"holds a search, not a run. Call fg.random_se"):
+        fg.load(tmp_path)
+    assert not (tmp_path / "config.json").exists()
+    fg.fit(algorithm, population, rounds=2, out=tmp_path / "run", **options)
+    with pytest.raises(fg.FederatedError, match=r"holds a run .*such as out='.*search'"):
+        fg.random_search(algorithm, population, SPACE, out=tmp_path / "run", **kinds)
+    assert not (tmp_path / "run/search.json").exists()
+
+
 def test_more_rounds_go_on(setting, population, tmp_path):
     algorithm, options, evaluate = setting
     kinds = dict(trials=3, evaluate=evaluate, **options)

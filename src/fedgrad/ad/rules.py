@@ -9,7 +9,6 @@ inputs are differentiated, k results):
     pull    reverse   pull cotangents back                     k p     k m    yes
 """
 
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -177,7 +176,7 @@ def local_round(
         d_totals: list[Any] = [None] * len(totals)
         for (j, i), block in jacobian.items():
             name = scope(lines[j])
-            with jax.named_scope(f"derivative of {name}") if name else contextlib.nullcontext():
+            with jax.named_scope(f"derivative of {name}") if name else at_source(lines[j]):
                 block = sum_p.bind(block, placement=placement)
             with promoting():
                 product = jnp.tensordot(block, d_sent[i], d_sent[i].ndim)

@@ -7,7 +7,7 @@ exported stages) shows what really crosses.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ class Aggregator:
         shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
         encoding = self._equations(self.encode, values)
         _check_sent(self.name, encoding.outputs)
-        sent = [Value(v.aval, SERVER, v.origin) for v in encoding.outputs]
+        sent = [_sum_of(v, encoding, dict(x.up)) for v in encoding.outputs]
         decoding = self._equations(lambda sums: self.decode(sums, shapes), sent)
         _check(self.name, decoding.outputs, totals)
         stage = dataclasses.replace(
@@ -91,6 +91,17 @@ class Aggregator:
         jaxpr = jax.make_jaxpr(arrays)(*structs)
         source = next((v.origin.source for v in values if v.origin.source), None)
         return check(jaxpr, values, nested=True, source=source)
+
+
+def _sum_of(encoded: Value, encoding: Graph, totals: Mapping[Value, Value]) -> Value:
+    """The sum of what was encoded: it belongs to the line of the first sum that is in it."""
+    inside = {encoded}
+    for equation in reversed(encoding.equations):
+        if any(v in inside for v in equation.outputs):
+            inside.update(equation.inputs)
+    known = [totals[v].origin.source for v in totals if v in inside]
+    source = next((s for s in known if s is not None), encoded.origin.source)
+    return Value(encoded.aval, SERVER, dataclasses.replace(encoded.origin, source=source))
 
 
 plain = Aggregator("plain", lambda values: values, lambda sums, shapes: sums)

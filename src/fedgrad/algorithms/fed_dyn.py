@@ -13,6 +13,7 @@ from fedgrad.algorithms.local_training import following, plus
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.named import named
 from fedgrad.algorithms.objective import Loss
+from fedgrad.algorithms.optimizer import Optimizer
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.primitives import promoting
 from fedgrad.core.program import mean, program, sum
@@ -60,9 +61,10 @@ def fed_dyn(
         return jax.tree.map(lambda w, w0, g: weight * (w - w0) - g, params, start, own)
 
     work = following(client, plus(dynamic))
+    ours = Optimizer(optax.sgd, {}, {"learning_rate": 1.0})  # which is no hyperparameter
     plain = fed_opt(
         loss,
-        server=optax.sgd(1.0),
+        server=ours,
         client=work,
         weighting=weighting,
         hyper={"proximal_weight": proximal_weight},
@@ -103,7 +105,7 @@ def fed_dyn(
                 got["model update"],
                 total,
             )
-        server = state.server.step(optax.with_extra_args_support(optax.sgd(1.0)), step)
+        server = state.server.step(ours.build({}), step)
         metrics = Metrics(loss=got["training loss"])
         return FedDynState(server, total), metrics, FedDynClient(kept, client_state.clients)
 

@@ -34,6 +34,11 @@ class PerStep:
         """How much is done, where that is a schedule."""
         return self.work.hyper
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is done: the usual, of which a client tells more."""
+        return self.work.settings
+
     def require(self, hyper: Hyper) -> None:
         """Refuse what local training does."""
         self.work.require(hyper)

@@ -100,6 +100,13 @@ class LocalTraining:
         both = {"epochs": self.epochs, "steps": self.steps}
         return {name: value for name, value in both.items() if callable(value)}
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is done, in words and numbers."""
+        amount = {"epochs": self.epochs or 1} if self.steps is None else {"steps": self.steps}
+        told = {"batch_size": self.batch_size, "optimizer": self.optimizer.words}
+        return {**told, **amount, "shuffle": self.shuffle}
+
     def require(self, hyper: Hyper) -> None:
         """Refuse more work than there is room for."""
         for name, schedule in self.hyper.items():
@@ -145,7 +152,7 @@ class LocalTraining:
         return train
 
 
-local_training = known_arguments()(LocalTraining)
+local_training = known_arguments(called="local_training")(LocalTraining)
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,11 @@ class WholeGradient:
 
     def __post_init__(self) -> None:
         require_whole("batch_size", self.batch_size)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is done: there are no steps."""
+        return {"batch_size": self.batch_size}
 
     def require(self, hyper: Hyper) -> None:
         """There is nothing to refuse."""
@@ -187,6 +199,10 @@ class Work(Protocol):
     @property
     def hyper(self) -> dict[str, Any]:
         """Further hyperparameters."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is done, in words and numbers: for config.json and reports."""
 
     def require(self, hyper: Hyper) -> None:
         """Refuse hyperparameters to start with that cannot be worked with."""

@@ -33,6 +33,15 @@ class Optimizer:
         """All hyperparameters: numbers, and functions of the round number."""
         return {**self.hyper, **self.schedules}
 
+    @property
+    def words(self) -> str:
+        """What it is called: `sgd`, or `adaptive, second_moment=adam`."""
+        name = getattr(self.make, "__name__", type(self.make).__name__)
+        plain = {n: v for n, v in self.fixed.items() if isinstance(v, str | int | float)}
+        # One that optax has made already does not say what it is.
+        first = "an optimizer of optax" if name == "<lambda>" else name
+        return ", ".join([first, *(f"{n}={v}" for n, v in plain.items())])
+
     def build(self, hyper: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
         """The optimizer with these hyperparameters, which may be traced."""
         arguments = {**self.fixed, **self.schedules, **hyper}

@@ -7,6 +7,7 @@ Synthetic(1, 1) and then tested on other tasks: docs/no-tuning.md.
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,6 +89,7 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             f"The algorithm already takes a {next(iter(algorithm.cohorts))!r}, so it cannot be "
             "tuned (again)."
         )
+    _refuse_scaled(algorithm)
     names = {branch: _rates(algorithm.hyper, branch) for branch in ("client", "server")}
     tried = [branch for branch in names if names[branch]]
     if not tried:
@@ -115,6 +117,7 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
 
     def init(params: Params, hyper: Hyper | None = None) -> OwnRatesState:
         given = names_of.paths(hyper)
+        _require_numbers(given, [n for some in names.values() for n in some])
         rates = {GIVEN: {n: jnp.asarray(given[n]) for some in names.values() for n in some}}
         for name, other in others.items():
             rates[name] = dict(rates[GIVEN])
@@ -224,6 +227,32 @@ def _rates(hyper: Hyper, branch: str) -> list[str]:
 def _word(rate: float) -> str:
     """A rate in the name of a candidate, which has no dot: 3e-2."""
     return f"{rate:g}" if rate >= 1 else f"{rate:.0e}".replace("e-0", "e-")
+
+
+def _refuse_scaled(algorithm: Algorithm) -> None:
+    """The factor of a schedule is not a rate: a grid of rates says nothing about it."""
+    scheduled = names_of.schedules(algorithm.hyper)
+    for name in names_of.paths(algorithm.hyper):
+        rate = name.removesuffix(".factor")
+        if name != rate and rate in scheduled and "learning_rate" in rate.split("."):
+            raise ArgumentError.here(
+                f"self_tuning({algorithm.round.name}) races rates that are numbers, and {rate!r} "
+                "is a schedule with a factor. Make the algorithm with the schedule alone, which "
+                "then stays as it is, or with a number; or learn the factor: "
+                f"self_tuning(algorithm, learn={rate!r})."
+            )
+
+
+def _require_numbers(given: Mapping[str, Any], names: list[str]) -> None:
+    """Refuse to begin with a schedule where a number was when the algorithm was made."""
+    for name in names:
+        if name not in given:
+            raise ArgumentError.here(
+                f"{name!r} is to start as a schedule, but it races with other rates, which are "
+                f"numbers. Start from a number: algorithm.starting({{{name!r}: 0.1}}). Or give the "
+                "schedule to the algorithm before it is tuned: it stays as it is then, and what is "
+                "a number races."
+            )
 
 
 def _scaled(rates: dict[str, jax.Array], rate: float) -> dict[str, jax.Array]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, ParamSpec
 
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.local_training import LocalTraining
+from fedgrad.algorithms.local_training import Work
 from fedgrad.algorithms.optimizer import Optimizer
 
 P = ParamSpec("P")
@@ -46,17 +46,12 @@ def titled(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
     return made
 
 
-def settings_of(work: Any, server: Optimizer, weighting: str) -> dict[str, Any]:
+def settings_of(work: Work, server: Optimizer, weighting: str) -> dict[str, Any]:
     """What the rounds of `fed_opt` are made of."""
-    work = getattr(work, "work", work)  # FedNova's clients do the usual, and tell more of it
-    client: dict[str, Any] = {"batch_size": work.batch_size}
-    if isinstance(work, LocalTraining):
-        amount = {"epochs": work.epochs or 1} if work.steps is None else {"steps": work.steps}
-        client |= {"optimizer": _words(work.optimizer), **amount, "shuffle": work.shuffle}
     return {
         "name": "FedOpt",
-        "client": {n: "a schedule" if callable(v) else v for n, v in client.items()},
-        "server": {"optimizer": _words(server)},
+        "client": {n: "a schedule" if callable(v) else v for n, v in work.settings.items()},
+        "server": {"optimizer": server.words},
         "weighting": weighting,
     }
 
@@ -70,11 +65,3 @@ def settings_of_race(candidates: Mapping[str, Algorithm]) -> dict[str, Any]:
         for name, one in candidates.items()
     }
     return {**same, "name": "race", "candidates": own}
-
-
-def _words(optimizer: Optimizer) -> str:
-    """`sgd`, or `adaptive, second_moment=adam`."""
-    name = getattr(optimizer.make, "__name__", type(optimizer.make).__name__)
-    plain = {n: v for n, v in optimizer.fixed.items() if isinstance(v, str | int | bool)}
-    parts = ["optax" if name == "<lambda>" else name, *(f"{n}={v}" for n, v in plain.items())]
-    return ", ".join(parts)

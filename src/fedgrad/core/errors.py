@@ -72,22 +72,26 @@ def nearest(name: str, known: list[str]) -> str:
 
 
 def known_arguments(
-    advice: Mapping[str, str] = {}, further: type | None = None
+    advice: Mapping[str, str] = {}, further: type | None = None, called: str | None = None
 ) -> Callable[[F], F]:
     """Answer an argument that a function does not have with the nearest one that it has, or with
-    the `advice` for that name. `further`: the TypedDict that is its `**kwargs`."""
+    the `advice` for that name. `further`: the TypedDict that is its `**kwargs`. `called`: how users
+    call it, where that is not the name of a class that they make one of."""
 
     def wrap(fun: F) -> F:
         signature = inspect.signature(fun)
         if further is not None:
             signature = _with_further(signature, further)
-        require = _requires(fun.__name__, signature, advice)
+        name = called or fun.__name__
+        require = _requires(name, signature, advice)
 
         @functools.wraps(fun)
         def checked(*args: Any, **kwargs: Any) -> Any:
             require(*args, **kwargs)
             return fun(*args, **kwargs)
 
+        if called is not None:
+            checked.__name__ = checked.__qualname__ = called
         return cast(F, checked)
 
     return wrap
@@ -108,16 +112,25 @@ def _with_further(signature: inspect.Signature, further: Any) -> inspect.Signatu
 
 def known_fields(cls: C) -> C:
     """The same of a class, for what one of it is made with."""
-    require = _requires(cls.__name__, inspect.signature(cls), {})
-    made: Any = cls.__init__  # type: ignore[misc]
+    return known_fields_of(cls.__name__)(cls)
 
-    @functools.wraps(made)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        require(*args, **kwargs)
-        made(self, *args, **kwargs)
 
-    cls.__init__ = checked  # type: ignore[misc]
-    return cls
+def known_fields_of(called: str) -> Callable[[C], C]:
+    """The same of a class that users know by another name."""
+
+    def wrap(cls: C) -> C:
+        require = _requires(called, inspect.signature(cls), {})
+        made: Any = cls.__init__  # type: ignore[misc]
+
+        @functools.wraps(made)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            require(*args, **kwargs)
+            made(self, *args, **kwargs)
+
+        cls.__init__ = checked  # type: ignore[misc]
+        return cls
+
+    return wrap
 
 
 def _requires(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.core.arguments import Arguments, read_arguments
 from fedgrad.core.control import Scan
-from fedgrad.core.errors import ArgumentError, PlanError, known_fields
+from fedgrad.core.errors import ArgumentError, PlanError, known_fields_of
 from fedgrad.core.evaluate import AT_CLIENT, Rules, Walk, as_it_is, bodies, evaluate, read
 from fedgrad.core.graph import Equation, Exchange, is_client
 from fedgrad.core.primitives import jax_primitives, primitives_of, source_p
@@ -31,7 +31,7 @@ from fedgrad.executors.sharded import by_device
 from fedgrad.plan.plan import Plan, ready_plan
 
 
-@known_fields
+@known_fields_of("local")
 @dataclass(frozen=True)
 class Local:
     """Runs a program on this machine.

@@ -13,7 +13,7 @@ import jax
 
 from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import ArgumentError, known_fields, nearest
+from fedgrad.core.errors import ArgumentError, known_fields_of, nearest
 from fedgrad.core.program import Program
 from fedgrad.executors import sharded
 from fedgrad.executors.devices import Devices
@@ -21,7 +21,7 @@ from fedgrad.executors.local import compile_program, require_positive
 from fedgrad.executors.placing import placed
 
 
-@known_fields
+@known_fields_of("mesh")
 @dataclasses.dataclass(frozen=True)
 class Mesh:
     """Runs a program with its clients spread over one axis of a `jax.sharding.Mesh`.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.aggregate.sums import in_order
 from fedgrad.core.arguments import read_arguments
-from fedgrad.core.errors import known_fields
+from fedgrad.core.errors import known_fields_of
 from fedgrad.core.evaluate import AT_CLIENT, Walk, bodies, evaluate, read
 from fedgrad.core.graph import Equation, Exchange, Graph, Value, is_client
 from fedgrad.core.program import Program
@@ -24,7 +24,7 @@ from fedgrad.plan.plan import ready_plan
 Observer = Callable[[str, int, list[Any], list[Any]], None]
 
 
-@known_fields
+@known_fields_of("reference")
 @dataclass(frozen=True)
 class Reference:
     """Runs clients one after another, in Python. `observe` sees everything that is sent."""

@@ -35,7 +35,7 @@ class Release:
     def marks(self) -> tuple[str, ...]:
         """What a reader should look at."""
         said = {
-            "raw data of the client": self.raw,
+            "a raw argument of the client": self.raw,
             "depends on which client it is": self.picked,
             "one client can dominate it": self.dominated,
         }
@@ -119,7 +119,7 @@ def _what(sent: Value, total: Value) -> str:
     if not sent.origin.primitive:
         return str(sent.origin)
     name = scope(total.origin.source) or scope(sent.origin.source)
-    line = where(sent.origin.source)
+    line = where(sent.origin.source, total.origin.source)
     return line if not name else name if line == NOWHERE else f"{name}, {line}"
 
 

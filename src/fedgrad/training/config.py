@@ -12,6 +12,7 @@ import numpy as np
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.hyper import LOOKED_AT
+from fedgrad.algorithms.objective import WithFixed
 from fedgrad.clients.population import Population
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.primitives import make_jaxpr
@@ -59,6 +60,7 @@ def describe(course: Course, state: State, settings: Mapping[str, Any]) -> dict[
         },
         "state": leaves(state),
         "first_state": _digest([_content(leaf) for leaf in jax.tree.leaves(state)]),
+        "fixed": _fixed(algorithm.loss),
         "populations": {name: _population(clients) for name, clients in course.populations.items()},
         "first_key": _digest([_content(draw.key)]),
         "versions": {name: version(name) for name in ("fedgrad", "jax", "jaxlib", "numpy")},
@@ -76,6 +78,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if "name" not in then.get("algorithm", {}):  # an older version wrote down less
         more = set(now.get("algorithm", {})) - set(then.get("algorithm", {}))
         free += [f"algorithm.{name}" for name in more]
+    if "fixed" not in then:
+        free.append("fixed")
     found = [
         name
         for name in [*old, *(n for n in new if n not in old)]
@@ -104,6 +108,9 @@ def _digests(name: str) -> str:
     parts = name.split(".")
     if parts[0] == "populations" and parts[-1] == "data":
         return f"{_whose(parts[1])} have other examples than those of the checkpoint"
+    if parts[0] == "fixed":
+        array = name.removeprefix("fixed.")
+        return f"the array {array} of fg.with_fixed is another one than in the checkpoint"
     if name.startswith("algorithm.schedules."):
         return (
             f"the schedule of {name.removeprefix('algorithm.schedules.')} is another one later on"
@@ -122,7 +129,10 @@ def _known(digest: str, found: list[str]) -> bool:
     if schedule != digest:
         return f"hyper.{schedule}" in found
     why = {
-        "algorithm.program": ("algorithm.", "hyper.", "state.", "cohort_size", "populations."),
+        "algorithm.program": (
+            *("algorithm.", "hyper.", "state.", "cohort_size", "populations."),
+            "fixed.",
+        ),
         "first_state": ("algorithm.", "state."),
     }.get(digest, (digest.removesuffix("data"),))
     return any(name.startswith(why) for name in found if name != digest)
@@ -181,6 +191,19 @@ def _program(course: Course, state: State, draw: Draw) -> str | None:
     )
     text = re.sub(r" at 0x[0-9a-f]+", "", str(jaxpr.jaxpr))
     return _digest([text.encode(), *map(_content, jaxpr.consts)])
+
+
+def _fixed(loss: Any) -> dict[str, str]:
+    """Digests of the arrays that a loss reads and nobody trains: `fixed['in']`."""
+    if not isinstance(loss, WithFixed):
+        return {}
+    named, _ = jax.tree_util.tree_flatten_with_path(loss.fixed)
+    return {
+        f"fixed{jax.tree_util.keystr(path)}": _digest(
+            [f"{leaf.dtype}{leaf.shape}".encode(), _content(leaf)]
+        )
+        for path, leaf in named
+    }
 
 
 def _values(schedule: names_of.Schedule) -> np.ndarray:

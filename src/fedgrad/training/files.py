@@ -6,6 +6,8 @@ from pathlib import Path
 
 from fedgrad.core.errors import FederatedError
 
+SEARCH = "search.json"  # is in the folder of a search, and in no other
+
 
 class RunFolderError(FederatedError):
     """The folder of a run cannot be written or read, or it belongs to another run."""

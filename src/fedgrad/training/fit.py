@@ -1,5 +1,6 @@
 """Training: `fg.fit`."""
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -107,10 +108,11 @@ def fit(
     round 0) and after the last one, and run where the algorithm does unless they were put
     elsewhere. `callbacks` are called with (round, state, metrics) after every round and stop
     training by returning True, or the reason; before the first one their `begin(history, about)`,
-    if they have it, sees the rounds of a run that is resumed, and their `close()` comes last. See
-    `fg.early_stop`, `fg.non_finite` and `fg.keep_best`; for others to look at it, `fg.TensorBoard`,
-    `fg.WandB`, `fg.MLflow` and `fg.CSV`. `out` is a folder, or a `fg.run_folder`, from which an
-    interrupted run goes on; `fg.load` reads it. `progress`: False is silent.
+    if they have it, sees the rounds of a run that is resumed, their `failed(error)` sees what
+    training raises, and their `close()` comes last. See `fg.early_stop`, `fg.non_finite` and
+    `fg.keep_best`; for others to look at it, `fg.TensorBoard`, `fg.WandB`, `fg.MLflow` and
+    `fg.CSV`. `out` is a folder, or a `fg.run_folder`, from which an interrupted run goes on;
+    `fg.load` reads it. `progress`: False is silent.
     """
     evaluations = Evaluations.of(evaluate)
     require_rounds(rounds, of_use=bool(evaluations.by_name) or out is not None)
@@ -119,7 +121,7 @@ def fit(
         course = stack.enter_context(closing(Course.of(algorithm, clients, cohort_size, key)))
         first, hyper = course.first(params), course.placed(algorithm.hyper)
         require_evaluations(evaluations, params)
-        require_stops(callbacks, lambda: course.told(first))
+        require_stops(callbacks, functools.partial(course.told, first))
         kept = Keeping()
         if out is not None:
             folder = out if isinstance(out, RunFolder) else run_folder(out)
@@ -136,7 +138,7 @@ def fit(
         about = brief(course, rounds)
         for callback in callbacks:
             getattr(callback, "begin", lambda *_: None)(found.history, about)
-            stack.callback(getattr(callback, "close", lambda: None))
+            stack.push(functools.partial(_end, callback))
         shown = display(progress, found.round, rounds, course.clients)
         stack.callback(shown.close)
         # A run that is extended keeps to what was planned when it began.
@@ -154,6 +156,7 @@ def fit(
             found.best,
             kept.shown(rounds, params, found.history),
         )
+        del first, found  # a state can be big: while rounds go on, nobody holds the first one
         loop.run()
         kept.end(loop.stopped)
     known, learned = names_of.paths(algorithm.hyper), Metrics.of(loop.history).hyper
@@ -163,6 +166,13 @@ def fit(
     )
     ended = (loop.at.state, last, loop.history, loop.at.round, loop.stopped)
     return Result(*ended, name=algorithm.name, best=loop.best)
+
+
+def _end(callback: Callback, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Training is over: a callback is told if it failed, and closed."""
+    if error is not None:
+        getattr(callback, "failed", lambda error: None)(error)
+    getattr(callback, "close", lambda: None)()
 
 
 def _is_stacked(trained: Any, given: Any) -> bool:

@@ -7,6 +7,11 @@ from types import FrameType
 from typing import Any, Self
 
 
+def interrupted(error: BaseException) -> bool:
+    """Whether somebody asked for this end: by Ctrl-C, or by SIGTERM."""
+    return isinstance(error, KeyboardInterrupt | SystemExit)
+
+
 class Interrupts:
     """While this is entered, an interrupt that follows another one is answered, not obeyed; the
     third is obeyed. It works in the main thread, the only one that a signal reaches.

@@ -15,7 +15,7 @@ from fedgrad.core.errors import known_arguments
 from fedgrad.core.types import Hyper, Params
 from fedgrad.training import checkpoint, models
 from fedgrad.training.best import Best
-from fedgrad.training.files import RunFolderError
+from fedgrad.training.files import SEARCH, RunFolderError
 from fedgrad.training.fit import Result
 from fedgrad.training.history import History
 from fedgrad.training.log import number
@@ -53,6 +53,12 @@ def load(folder: str | os.PathLike[str], like: Params | None = None) -> Result:
     `fg.keep_best` kept it, is a dict of arrays by name.
     """
     path = checkpoint.newest(Path(folder))
+    if path is None and (Path(folder) / SEARCH).exists():
+        raise RunFolderError.here(
+            f"{folder} holds a search, not a run. Call fg.random_search or fg.grid_search as it "
+            "was called then, with the same out=: of what is there it trains nothing again, and "
+            f"gives all of it. fg.report({str(folder)!r}) shows it."
+        )
     if path is None:
         raise RunFolderError.here(
             f"{folder} has no run: there is no {checkpoint.NAME} in it. Name the folder that was "

@@ -26,11 +26,12 @@ class Logger(ABC):
     def __init__(self) -> None:
         self.history: History | None = None
         self.told: tuple[int, set[str]] | None = None  # the last round, and the names that it had
+        self.error: BaseException | None = None  # that ended training
         self.first = 0  # who has rounds before this one already is not told them again
 
     def begin(self, history: History, about: Mapping[str, Any]) -> None:
         """A run begins, or goes on after the rounds of `history`, which grows with it."""
-        self.history, self.told = history, None
+        self.history, self.told, self.error = history, None, None
         if jax.process_index() == 0:
             self.open(about)
 
@@ -41,6 +42,10 @@ class Logger(ABC):
         if jax.process_index() == 0:
             self._catch_up(round - 1)
             self._tell(round, metrics.named())
+
+    def failed(self, error: BaseException) -> None:
+        """Training has raised; `close` comes next."""
+        self.error = error
 
     def close(self) -> None:
         """Training is over."""
@@ -75,7 +80,7 @@ class Logger(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """There are no more."""
+        """There are no more; because of `self.error`, if there is one."""
 
 
 @known_fields

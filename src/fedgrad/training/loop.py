@@ -22,15 +22,16 @@ from fedgrad.core.types import State
 from fedgrad.training.best import Best, after, keeping
 from fedgrad.training.evaluation import Evaluations
 from fedgrad.training.history import History
-from fedgrad.training.interrupt import Interrupts
+from fedgrad.training.interrupt import Interrupts, interrupted
 from fedgrad.training.live import Live
 from fedgrad.training.progress import Display
 from fedgrad.training.run_folder import Keeping
 from fedgrad.training.stopping import Callback, Stop
 
 # How many rounds are started before the results of one are awaited: at least and at most, and so
-# that results are not older than this, nor more bytes of states kept than these. Without a limit,
-# XLA can block itself on several CPU devices, with about 30 programs with collectives in line.
+# that results are not older than this, nor more bytes of states kept than these; where one state
+# alone has as many, such as that of all clients, none is started ahead. Without a limit, XLA can
+# block itself on several CPU devices, with about 30 programs with collectives in line.
 AHEAD, SECONDS, BYTES = (2, 8), 0.1, 64 * 2**20
 
 
@@ -185,8 +186,7 @@ class Loop:
 
 def _why(error: BaseException) -> str:
     """In a word; the error itself is raised."""
-    asked = isinstance(error, KeyboardInterrupt | SystemExit)  # Ctrl-C, or SIGTERM
-    return "interrupted" if asked else type(error).__name__
+    return "interrupted" if interrupted(error) else type(error).__name__
 
 
 def _asks(callback: Callable[..., Any], one: Played, metrics: Metrics) -> str | None:
@@ -199,7 +199,7 @@ def _asks(callback: Callable[..., Any], one: Played, metrics: Metrics) -> str | 
 def _ahead(seconds: float, state: State) -> int:
     size = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(state))
     most = min(AHEAD[1], SECONDS / max(seconds, 1e-6), BYTES / max(size, 1))
-    return int(max(AHEAD[0], most))
+    return int(max(AHEAD[0], most)) if size <= BYTES else 0
 
 
 def _is_ready(metrics: Any) -> bool:

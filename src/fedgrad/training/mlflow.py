@@ -6,6 +6,7 @@ from typing import Any
 
 from fedgrad.algorithms.hyper import paths
 from fedgrad.core.errors import known_fields, needs
+from fedgrad.training.interrupt import interrupted
 from fedgrad.training.logger import Logger
 
 
@@ -44,9 +45,13 @@ class MLflow(Logger):
         self.mlflow.log_metrics(found, step=round, run_id=self.run_id)
 
     def end(self) -> None:
-        """Training is over."""
-        if self.own:
+        """Training is over, or has failed: then so has the run there."""
+        if not self.own:
+            return
+        if self.error is None:
             self.mlflow.end_run()
+        else:
+            self.mlflow.end_run("KILLED" if interrupted(self.error) else "FAILED")
 
 
 def _allowed(name: str) -> str:

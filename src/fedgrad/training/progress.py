@@ -14,6 +14,7 @@ from fedgrad.core.notebook import Changing
 from fedgrad.training.curves import span
 
 SHOWN = 4  # hyperparameters, at most
+COMPILING = "compiling"  # what the first round does first
 
 
 class Line(NamedTuple):
@@ -39,6 +40,8 @@ class Display:
         if line is not None and first:
             left = f"resumed at round {first + 1:,} of {rounds:,}"
             line.say(left if first < rounds else f"all {rounds:,} rounds are done already")
+        if line is not None and first < rounds:
+            line.draw(first, COMPILING, "")
 
     def show(self, round: int, metrics: Metrics) -> None:
         """A round is over: remember it, and draw it if it is time to."""
@@ -111,7 +114,7 @@ def _live(console: Any, first: int, rounds: int) -> Line:
         # What goes into a file is not to be mixed with what goes to the terminal.
         redirect_stdout=sys.stdout.isatty(),
     )
-    task = bar.add_task("", total=rounds, completed=first, values="compiling", pace="")
+    task = bar.add_task("", total=rounds, completed=first, values=COMPILING, pace="")
     bar.start()
 
     def draw(round: int, values: str, pace: str) -> None:
@@ -122,12 +125,12 @@ def _live(console: Any, first: int, rounds: int) -> Line:
 
 def _notebook(first: int, rounds: int) -> Line:
     """A line of the cell's output that changes."""
-    line = Changing(_words(rounds, first, "compiling", ""))
+    line = Changing(_words(rounds, first, COMPILING, ""))
     return Line(lambda *now: line.write(_words(rounds, *now)), print, 0.2)
 
 
 def _plain(rounds: int) -> Line:
-    """A line of text every half minute, and one at the end."""
+    """A line of text when it begins, every half minute, and at the end."""
 
     def say(words: str) -> None:
         print(words, file=sys.stderr, flush=True)

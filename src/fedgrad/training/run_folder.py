@@ -14,10 +14,11 @@ import jax
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.types import Params, State
 from fedgrad.federation.protocol import state as on_nodes
+from fedgrad.federation.protocol.values import NodeValue, handles
 from fedgrad.training import checkpoint
 from fedgrad.training.best import Best
 from fedgrad.training.checkpoint import Checkpoint
-from fedgrad.training.files import RunFolderError, make_folder, write_whole
+from fedgrad.training.files import SEARCH, RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History
 from fedgrad.training.live import Live, live
 from fedgrad.training.log import Log
@@ -57,7 +58,7 @@ class RunFolder:
             raise ArgumentError.here(f"config= is written as JSON: {error}.") from None
 
 
-run_folder = known_arguments()(RunFolder)
+run_folder = known_arguments(called="run_folder")(RunFolder)
 
 
 class Keeping:
@@ -68,7 +69,8 @@ class Keeping:
         self.writes = folder is not None and jax.process_index() == 0
         self.saved, self.due = -1, time.monotonic() + CHECKPOINT_SECONDS
         self.log: Log | None = None
-        self.states: tuple[Any, ...] = ()  # of the checkpoint, and of the one before it
+        # What nodes have of the checkpoint, and of the one before it.
+        self.states: tuple[list[NodeValue], ...] = ()
 
     def begin(self, state: State, rounds: int) -> Checkpoint:
         """Where to go on: at the first state, or where the run was left.
@@ -123,7 +125,7 @@ class Keeping:
         now = Checkpoint(round, state, history.until(round), self.config, best)
         checkpoint.save(Path(self.folder.path), now)
         self.saved, end = round, time.monotonic()
-        self.states = (state, *self.states[:1])  # so nodes keep what both checkpoints need
+        self.states = (handles(state), *self.states[:1])  # so they keep what both need
         self.due = end + max(CHECKPOINT_SECONDS, SHARE * (end - start))
 
     def rescue(
@@ -167,7 +169,12 @@ def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _require_ours(folder: Path) -> None:
-    """Refuse to write over what is somebody else's."""
+    """Refuse to write over what is somebody else's, or beside a search."""
+    if (folder / SEARCH).exists():
+        raise RunFolderError.here(
+            f"{folder} holds a search ({SEARCH}), and a run is kept in a folder of its own. Choose "
+            f"another one, such as out={str(folder / 'run')!r}."
+        )
     path = folder / "config.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

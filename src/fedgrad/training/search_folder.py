@@ -16,14 +16,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.training import checkpoint
 from fedgrad.training.config import describe
 from fedgrad.training.course import Course
+from fedgrad.training.files import SEARCH as NAME
 from fedgrad.training.files import RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History
 from fedgrad.training.loop import Played
 from fedgrad.training.run_folder import Keeping, RunFolder
-
-NAME = "search.json"
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,11 @@ class SearchFolder:
         if self.folder is None:
             return
         path = Path(self.folder.path)
+        if (run := checkpoint.newest(path)) is not None:
+            raise RunFolderError.here(
+                f"{path} holds a run ({run.name}), and a search is kept in a folder of its own. "
+                f"Choose another one, such as out={str(path / 'search')!r}."
+            )
         if self.folder.resume and (path / NAME).exists():
             old, new = read(path).json(), standing.json()
             same = ["tried", "objective", "maximize"]

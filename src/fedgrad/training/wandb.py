@@ -1,10 +1,14 @@
 """Weights & Biases, and trackio, which has the same functions. The only file that knows of them."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from fedgrad.core.errors import known_fields, needs
+from fedgrad.training.interrupt import interrupted
 from fedgrad.training.logger import Logger
+
+FAILED, INTERRUPTED = 1, 255  # as Weights & Biases itself has it
 
 
 @known_fields
@@ -35,5 +39,9 @@ class WandB(Logger):
         self.run.log(dict(values), step=round)
 
     def end(self) -> None:
-        """Training is over."""
-        self.run.finish()
+        """Training is over, or has failed: then so has the run there. trackio cannot say so."""
+        knows = "exit_code" in inspect.signature(self.run.finish).parameters
+        if self.error is None or not knows:
+            self.run.finish()
+        else:
+            self.run.finish(exit_code=INTERRUPTED if interrupted(self.error) else FAILED)

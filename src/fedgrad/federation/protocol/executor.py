@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.clients.cohort import Cohort
 from fedgrad.core.arguments import Arguments, parts, read_arguments
-from fedgrad.core.errors import ArgumentError, CohortError, PlanError, known_fields
+from fedgrad.core.errors import ArgumentError, CohortError, PlanError, known_fields_of
 from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
 from fedgrad.federation.protocol.attendance import Attendance, examples, values
@@ -31,7 +31,7 @@ from fedgrad.federation.protocol.values import NodeValue, Place, Versions, choos
 from fedgrad.plan.plan import ready_plan
 
 
-@known_fields
+@known_fields_of("flower")
 class Flower:
     """Runs programs on a federation.
 

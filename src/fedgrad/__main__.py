@@ -1,4 +1,4 @@
-"""`python -m fedgrad.cli`."""
+"""`python -m fedgrad`: the command `fedgrad`."""
 
 import sys
 
