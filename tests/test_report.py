@@ -206,6 +206,8 @@ def test_ticks_of_a_logarithmic_axis(low, high):
         (short(100.0), "100"),
         (percent(0.69051), "69.1 %"),
         (memory(2449), "2.4 kB"),
+        (duration(0.003), "0.01 s"),
+        (duration(0.04), "0.04 s"),
         (duration(0.44), "0.4 s"),
         (duration(75.6), "1 min 16 s"),
         (duration(3725), "1 h 2 min"),
@@ -410,6 +412,18 @@ def test_a_run_that_learns_nothing(tmp_path):
     assert found.learned == () and found.main == "fixed"
     assert "Hyperparameters" not in [e[2] for e in Found(text).all("h2")]
     assert "Federated training" in text
+    assert "curve stroke-p0" in text and "curve stroke-p2" not in text  # the colour of one run
+    assert "Written on " in text  # a run that nobody has dated
+
+
+def test_many_hyperparameters_are_a_table(tmp_path):
+    folder = write_run(tmp_path / "run")
+    path = folder / "config.json"
+    hyper = {f"Candidate {i}, slow.rate": i / 10 for i in range(9)}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hyper": hyper}))
+    text, _ = report_of(folder)
+    assert "Candidate 3, slow.rate" in [e[2] for e in Found(text).all("th")]
+    assert "slow.rate = 0.3" not in text[: text.index("<details><summary>config.json")]
 
 
 def test_runs_of_different_length_are_compared_where_both_are(tmp_path):
@@ -450,6 +464,8 @@ def test_a_race_shows_who_was_dropped_and_why(tmp_path, rounds, then):
     text, _ = report_of(write_race(tmp_path, rounds, "c"))
     page = Found(text)
     assert "Race" in [e[2] for e in page.all("h2")]
+    lead = ["c won the race of 7 and goes on alone since round 12."] if rounds == 20 else []
+    assert [e[2] for e in page.all("p", "lead")] == lead
     section = text[text.index('id="race"') :]
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", section[: section.index("</section>")], re.S)[1:]
     cells = [[re.sub("<[^>]*>", "", c) for c in re.findall(r"<t[hd].*?</t[hd]>", r)] for r in rows]
@@ -727,6 +743,7 @@ def an_experiment():
         (lambda: fg.report(3), "takes what fg.fit gave, or the folder of a run, got int"),
         (lambda: fg.report("nowhere"), "no folder nowhere"),
         (lambda: fg.report(an_experiment()), "fedgrad report .* writes its report"),
+        (lambda: fg.report([1, 2]), "got list. Several runs are compared: fg.compare"),
         (lambda: fg.compare([1, 2]), "takes runs by name"),
         (lambda: fg.compare({}), "takes runs by name"),
         (lambda: fg.compare({"a": 3}), "'a' is int"),

@@ -194,9 +194,11 @@ def served(folder):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:  # or a test that fails would never end
+            server.shutdown()
+            thread.join()
 
 
 # What the search shows is in a tree of its own.

@@ -18,7 +18,7 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.core.primitives import promoting
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Optimizer:
     """How to make an optax optimizer, and the hyperparameters to make it with."""
 
@@ -27,6 +27,11 @@ class Optimizer:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     # Hyperparameters that are functions of the round number, or have one in them (by layer).
     schedules: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        said = {**self.hyper, **self.fixed, **dict.fromkeys(self.schedules, "a schedule")}
+        name = getattr(self.make, "__name__", "optimizer")
+        return f"{name}({', '.join(f'{n}={v}' for n, v in said.items())})"
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -65,6 +65,19 @@ def has_race(run: Run) -> bool:
     return any(name.startswith(RANK) for name in run.curves[run.main])
 
 
+def won(run: Run) -> str:
+    """Who won, in a sentence; nothing as long as it is not over."""
+    if not has_race(run):
+        return ""
+    whole = _races(run).get("")
+    if whole is None or whole.winner is None:
+        return ""
+    end = max(map(whole.until, whole.ranks))
+    return (
+        f"{whole.winner} won the race of {len(whole.ranks)} and goes on alone since round {end:,}."
+    )
+
+
 def race(run: Run) -> list[Content]:
     """A chart of the candidates' losses, which end where they were dropped, and a table; also of
     races among the candidates of one name."""
