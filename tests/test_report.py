@@ -772,6 +772,7 @@ def test_a_run_leaves_its_report_from_its_first_rounds_on(tmp_path, at_once):
         text = (tmp_path / "report.html").read_text()
         seen.append(re.search("Running: [^<]*", text)[0].strip())
         assert LIVE in text and (tmp_path / "status.json").exists()
+        assert ("4 clients in each round" in text) == (len(seen) == 1)
 
     result = trained(rounds=4, out=tmp_path, callbacks=[watch])
     # What a callback sees is the report of the rounds before.
@@ -940,9 +941,12 @@ def test_a_page_follows_the_run(tmp_path, browser, at_once):
     result = trained(out=folder, rounds=2)
     status = live.Status("2026-11-17T18:00:00+00:00", 9, 3, written="2026-11-17T18:00:05+00:00")
     going = live.Seen(folder, result.history, {}, status)
+    said = "document.querySelector('.running')?.innerText"
+    follow(replace(going, history=fg.History()))
+    page = browser.open(folder / "report.html", width=390)
+    assert "compiled" in page.run(said) and "ended" not in page.run(said)  # it may take minutes
     follow(going)
     page = browser.open(folder / "report.html", width=390)
-    said = "document.querySelector('.running')?.innerText"
     assert "round 2 of 9" in page.run(said) and "may have been ended" in page.run(said)
     page.run("window.scrollTo(0, 300)")
     more = fg.History({"loss": (range(1, 6), [5.0, 4.0, 3.0, 2.0, 1.0])})

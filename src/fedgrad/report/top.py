@@ -99,7 +99,8 @@ def _over(run: Run) -> str:
     alone = run.tuned or not run.compared
     parts.append(f"{rounds} in {duration(seconds)}" if seconds and alone else rounds)
     if "cohort_size" in run.config:
-        parts.append(f"{run.config['cohort_size']} clients in each")
+        of = "each" if rounds else "each round"  # of which it says nothing yet
+        parts.append(f"{run.config['cohort_size']} clients in {of}")
     if status:
         parts.append(plural(status.parameters, "parameter"))
     if "seed" in run.asked:
