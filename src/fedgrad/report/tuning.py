@@ -1,5 +1,6 @@
 """The report of a run: what was learned, how well it trains, and what it sends."""
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
@@ -104,14 +105,12 @@ def _configuration(run: Run) -> list[Content]:
     start = run.config.get("hyper")
     many = start if isinstance(start, Mapping) and len(start) > FEW else {}
     asked |= {"hyperparameters at the start": start} if "hyper" in run.config and not many else {}
-    facts, rest = (
-        [(k.replace("_", " "), said(v)) for k, v in some.items() if k != "config"]
-        for some in (asked, run.config)
-    )
+    facts = [(k.replace("_", " "), said(v)) for k, v in asked.items()]
+    whole = element("pre", element("code", json.dumps(run.config, indent=1, ensure_ascii=False)))
     rows = [(name, said(value)) for name, value in many.items()]
     return [
         again([*command, *rounds]) if isinstance(command, list) else None,
         listing(facts) if facts else None,
         table(("hyperparameter", "at the start"), rows) if rows else None,
-        element("details", element("summary", "config.json"), listing(rest)) if rest else None,
+        element("details", element("summary", "config.json"), whole) if run.config else None,
     ]
