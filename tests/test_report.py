@@ -481,6 +481,12 @@ def test_a_race_shows_who_was_dropped_and_why(tmp_path, rounds, then):
     assert found["g"] == ("4", "6.00", "dropped: diverged")
 
 
+def test_whose_race_it_is_where_runs_are_compared(tmp_path):
+    runs = {"auto": write_race(tmp_path / "a", 20, "c"), "plain": write_run(tmp_path / "b")}
+    text = fg.compare(runs, tmp_path / "compare.html").read_text()
+    assert "Of auto. Candidates are trained" in text and "won the race" not in text
+
+
 def test_a_race_that_begins_later_has_its_own_half(tmp_path):
     lines = []
     for r in range(1, 14):
@@ -728,6 +734,7 @@ def test_trials_and_what_differs_are_compared(tmp_path):
     section = text[text.index('id="what-differs"') :]
     section = section[: section.index("In common")]
     assert "client.learning_rate" in section and "0.01" in section and "0.05" in section
+    assert "algorithm.name" not in text
     assert "3 parameters" not in section
 
 

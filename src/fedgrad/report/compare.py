@@ -38,6 +38,8 @@ def _facts(run: Run) -> dict[str, str]:
     hyper = plain.pop("hyper", {})
     found = {_called(name): said(v) for name, v in _named(plain).items()}
     found |= {str(name): said(v) for name, v in _named(hyper).items()}
+    if "algorithm" in found:  # what is looked for first
+        found = {"algorithm": found["algorithm"], **found}
     if run.status is not None:
         found["model"] = plural(run.status.parameters, "parameter")
     return found

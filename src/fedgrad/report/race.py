@@ -67,7 +67,7 @@ def has_race(run: Run) -> bool:
 
 def won(run: Run) -> str:
     """Who won, in a sentence; nothing as long as it is not over."""
-    if not has_race(run):
+    if not has_race(run) or (run.compared and not run.tuned):
         return ""
     whole = _races(run).get("")
     if whole is None or whole.winner is None:
@@ -83,7 +83,7 @@ def race(run: Run) -> list[Content]:
     races among the candidates of one name."""
     races = _races(run)
     return [
-        element("p", ABOUT, class_="note"),
+        element("p", f"Of {run.main}. {ABOUT}" if run.compared else ABOUT, class_="note"),
         [
             [element("h3", f"Inside of {name}") if name else None, *_shown(races[name])]
             for name in sorted(races)

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedgrad.report.charts import html
 from fedgrad.report.page import Section, page, table, versions
-from fedgrad.report.words import measure, title
+from fedgrad.report.words import measure, title, written
 from fedgrad.show.axis import axis
 from fedgrad.show.charts import Chart, Curve
 from fedgrad.show.markup import Content, Html, element
@@ -28,9 +28,8 @@ def search_page(found: Standing, running: bool = False) -> str:
     if np.isfinite(found.scores).any():
         charts = [html(_chart(found, name)) for name in found.tried]
         sections.insert(0, Section("Scores", element("div", charts, class_="charts")))
-    return page(
-        f"A search over {names} · fedgrad", head, sections, versions(found.versions), running
-    )
+    foot = f"{written()} {versions(found.versions)}"
+    return page(f"A search over {names} · fedgrad", head, sections, foot, running)
 
 
 def _verdict(found: Standing) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from importlib.metadata import version
 
 from fedgrad.report.clients import clients, has_spread
@@ -12,7 +11,7 @@ from fedgrad.report.plans import KeptPlan
 from fedgrad.report.race import has_race, race
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.top import heading, top
-from fedgrad.report.words import algorithm, date, listed, said
+from fedgrad.report.words import algorithm, listed, said, written
 from fedgrad.show.markup import Content, element, join
 from fedgrad.show.numbers import memory, plural
 
@@ -42,7 +41,7 @@ def run_page(run: Run, more: Sequence[Section] = ()) -> str:
         sections.append(Section("Configuration", configuration))
     made = versions(run.config.get("versions") or {"fedgrad": version("fedgrad")})
     if run.status is None or not run.status.began:  # so that there is a date at all
-        made = f"Written on {date(datetime.now().isoformat())}. {made}"
+        made = f"{written()} {made}"
     foot = f"Made from the folder {run.folder.resolve().name}. {made}" if run.folder else made
     return page(f"{heading(run)} · fedgrad", top(run), sections, foot, run.running)
 
