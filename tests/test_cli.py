@@ -538,6 +538,8 @@ def test_a_training_asks_for_itself(flags):
         (["own_tasks.py:task"], "names a file. Write the module: own_tasks:task."),
         (["./own_tasks.py:task"], "names a file. Write the module: own_tasks:task."),
         (["own_tasks:tsk"], "Did you mean 'task'?"),
+        (["own_task:task"], "There is no module 'own_task' here"),
+        (["own_task:task"], "Did you mean 'own_tasks'?"),
         (["own_tasks:clients"], "neither a Task nor a function that gives one, but list"),
         (["own_tasks:task", "--algorithm", "fedsgd", "--epochs", "2"], "--epochs has no effect"),
         (["own_tasks:task", "--cohort", "6"], "1 to 5"),

@@ -59,6 +59,8 @@ def test_resumes_bit_by_bit(tmp_path, stop):
 def test_rates_are_not_asked_for():
     with pytest.raises(fg.FederatedError, match="needs no rates"):
         fg.fed_auto(loss, client_learning_rate=0.1)
+    with pytest.raises(fg.FederatedError, match=r"argument 'learning_rate'\. It is found out"):
+        fg.fed_auto(loss, learning_rate=0.1)
     with pytest.raises(fg.FederatedError, match="batch_size"):
         fg.fed_auto(loss, batchsize=3)
     with pytest.raises(fg.FederatedError, match="give one of them"):

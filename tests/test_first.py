@@ -3,6 +3,7 @@
 import inspect
 import os
 import pickle
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,12 @@ WRONG = {
     "an empty model": (lambda: fit(params={}), "params= is the model to start with"),
     "whole numbers": (lambda: fit(params={"w": jnp.arange(3)}), "must be a floating array"),
     "no loss": (lambda: fg.fed_avg(None), r"loss= takes a function \(params, batch\).* NoneType"),
+    "a loss of the model alone": (
+        lambda: fg.fed_avg(lambda params: 0.0),
+        r"one loss per example, got <lambda>\(params\). A third argument is called `key`",
+    ),
+    "a loss of more": (lambda: fg.fed_auto(lambda p, b, table: 0.0), r"p, b, table\).*with_fixed"),
+    "uphill": (lambda: fg.fed_avg(loss, -0.1), "learning_rate=-0.1: with less than 0 the loss"),
     "a rate of text": (
         lambda: FEDAVGM.starting({"server.learning_rate": "0.1"}),
         "'server.learning_rate' is the text '0.1'",
@@ -111,6 +118,10 @@ WRONG = {
     "labels that are not whole": (
         lambda: fg.population(mixed(y=np.float32)),
         "client 1 are float32 in 'y', those of client 0 int64",
+    ),
+    "words": (
+        lambda: fg.population([{"x": np.array(["a", "b"])}]),
+        "client 0 are <U1 in 'x', and JAX computes with numbers",
     ),
     # numbers
     "no rounds": (lambda: fit(rounds=0), "rounds=0: nothing is trained"),
@@ -231,3 +242,10 @@ def test_what_is_public_can_still_be_sent_to_other_processes():
     functions = (fg.fit, fg.population, fg.fed_avg, fg.local_training, fg.run_folder)
     for value in (*functions, fg.Trials(3), fg.CostModel(up=2.0), fg.run_folder("runs/1")):
         assert pickle.loads(pickle.dumps(value)) == value
+
+
+def test_float64_is_float32_where_jax_says_so_and_nobody_is_warned():
+    clients = mixed(x=np.float64)
+    with jax.enable_x64(False), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fg.population(clients).everyone.store["x"].dtype == np.float32

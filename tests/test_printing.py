@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedgrad as fg
@@ -88,6 +89,17 @@ PRINTED = {
     "explanation": (fg.explain(loss, X, Z), "differentiating loss"),
     "population": (CLIENTS, "Population(12 clients"),
     "cohort": (CLIENTS.select([0, 1]), "Cohort(2 clients"),
+    "evaluation": (
+        fg.Evaluation({"loss": mean_square}, CLIENTS, per_client=True),
+        "Evaluation(loss of Population(12 clients",
+    ),
+    "a function that evaluates": (fg.Evaluation(len, every=1), "Evaluation(len, every 1 round)"),
+    "local training": (
+        fg.local_training(0.1, batch_size=5, steps=lambda r: 3),
+        "LocalTraining(sgd(learning_rate=0.1), batch_size=5, steps=a schedule)",
+    ),
+    "optimizer": (fg.optimizer(optax.adam, learning_rate=0.1), "adam(learning_rate=0.1)"),
+    "range": (fg.log_uniform(0.1, 1), "fg.log_uniform(0.1, 1)"),
     "task": (fg.tasks.task("synthetic"), "train: Population("),
 }
 
@@ -103,7 +115,7 @@ def test_what_is_printed_is_short_and_says_what_it_is(name):
 def test_a_search_prints_its_best_trial():
     text = repr(search())
     assert text.startswith("Search of 3 trials") and "with rate 0." in text
-    assert len(text.splitlines()) == 3
+    assert len(text.splitlines()) == 3 and "score: loss 0." in text
 
 
 def test_a_table_in_a_notebook_keeps_its_columns():

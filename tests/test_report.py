@@ -206,6 +206,8 @@ def test_ticks_of_a_logarithmic_axis(low, high):
         (short(100.0), "100"),
         (percent(0.69051), "69.1 %"),
         (memory(2449), "2.4 kB"),
+        (duration(0.003), "0.01 s"),
+        (duration(0.04), "0.04 s"),
         (duration(0.44), "0.4 s"),
         (duration(75.6), "1 min 16 s"),
         (duration(3725), "1 h 2 min"),
@@ -410,6 +412,18 @@ def test_a_run_that_learns_nothing(tmp_path):
     assert found.learned == () and found.main == "fixed"
     assert "Hyperparameters" not in [e[2] for e in Found(text).all("h2")]
     assert "Federated training" in text
+    assert "curve stroke-p0" in text and "curve stroke-p2" not in text  # the colour of one run
+    assert "Written on " in text  # a run that nobody has dated
+
+
+def test_many_hyperparameters_are_a_table(tmp_path):
+    folder = write_run(tmp_path / "run")
+    path = folder / "config.json"
+    hyper = {f"Candidate {i}, slow.rate": i / 10 for i in range(9)}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hyper": hyper}))
+    text, _ = report_of(folder)
+    assert "Candidate 3, slow.rate" in [e[2] for e in Found(text).all("th")]
+    assert "slow.rate = 0.3" not in text[: text.index("<details><summary>config.json")]
 
 
 def test_runs_of_different_length_are_compared_where_both_are(tmp_path):
@@ -450,6 +464,8 @@ def test_a_race_shows_who_was_dropped_and_why(tmp_path, rounds, then):
     text, _ = report_of(write_race(tmp_path, rounds, "c"))
     page = Found(text)
     assert "Race" in [e[2] for e in page.all("h2")]
+    lead = ["c won the race of 7 and goes on alone since round 12."] if rounds == 20 else []
+    assert [e[2] for e in page.all("p", "lead")] == lead
     section = text[text.index('id="race"') :]
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", section[: section.index("</section>")], re.S)[1:]
     cells = [[re.sub("<[^>]*>", "", c) for c in re.findall(r"<t[hd].*?</t[hd]>", r)] for r in rows]
@@ -463,6 +479,12 @@ def test_a_race_shows_who_was_dropped_and_why(tmp_path, rounds, then):
     # What those had that stayed is of the stage in which the others were dropped.
     assert found["a"] == ("4", "0.00", "dropped: those that stayed had 1.00 to 3.00")
     assert found["g"] == ("4", "6.00", "dropped: diverged")
+
+
+def test_whose_race_it_is_where_runs_are_compared(tmp_path):
+    runs = {"auto": write_race(tmp_path / "a", 20, "c"), "plain": write_run(tmp_path / "b")}
+    text = fg.compare(runs, tmp_path / "compare.html").read_text()
+    assert "Of auto. Candidates are trained" in text and "won the race" not in text
 
 
 def test_a_race_that_begins_later_has_its_own_half(tmp_path):
@@ -712,6 +734,7 @@ def test_trials_and_what_differs_are_compared(tmp_path):
     section = text[text.index('id="what-differs"') :]
     section = section[: section.index("In common")]
     assert "client.learning_rate" in section and "0.01" in section and "0.05" in section
+    assert "algorithm.name" not in text
     assert "3 parameters" not in section
 
 
@@ -727,6 +750,7 @@ def an_experiment():
         (lambda: fg.report(3), "takes what fg.fit gave, or the folder of a run, got int"),
         (lambda: fg.report("nowhere"), "no folder nowhere"),
         (lambda: fg.report(an_experiment()), "fedgrad report .* writes its report"),
+        (lambda: fg.report([1, 2]), "got list. Several runs are compared: fg.compare"),
         (lambda: fg.compare([1, 2]), "takes runs by name"),
         (lambda: fg.compare({}), "takes runs by name"),
         (lambda: fg.compare({"a": 3}), "'a' is int"),
@@ -755,6 +779,7 @@ def test_a_run_leaves_its_report_from_its_first_rounds_on(tmp_path, at_once):
         text = (tmp_path / "report.html").read_text()
         seen.append(re.search("Running: [^<]*", text)[0].strip())
         assert LIVE in text and (tmp_path / "status.json").exists()
+        assert ("4 clients in each round" in text) == (len(seen) == 1)
 
     result = trained(rounds=4, out=tmp_path, callbacks=[watch])
     # What a callback sees is the report of the rounds before.
@@ -923,9 +948,12 @@ def test_a_page_follows_the_run(tmp_path, browser, at_once):
     result = trained(out=folder, rounds=2)
     status = live.Status("2026-11-17T18:00:00+00:00", 9, 3, written="2026-11-17T18:00:05+00:00")
     going = live.Seen(folder, result.history, {}, status)
+    said = "document.querySelector('.running')?.innerText"
+    follow(replace(going, history=fg.History()))
+    page = browser.open(folder / "report.html", width=390)
+    assert "compiled" in page.run(said) and "ended" not in page.run(said)  # it may take minutes
     follow(going)
     page = browser.open(folder / "report.html", width=390)
-    said = "document.querySelector('.running')?.innerText"
     assert "round 2 of 9" in page.run(said) and "may have been ended" in page.run(said)
     page.run("window.scrollTo(0, 300)")
     more = fg.History({"loss": (range(1, 6), [5.0, 4.0, 3.0, 2.0, 1.0])})

@@ -172,8 +172,14 @@ def test_every_public_name_has_an_entry(site, pages):
 
 def test_notebooks_are_pages_with_pictures(site):
     for path in DOCS.glob("notebooks/*.ipynb"):
-        page = site / "notebooks" / path.stem
-        assert "<img" in (page / "index.html").read_text(encoding="utf-8"), path.name
+        page = site / "notebooks" / f"{path.stem}.html"
+        assert "<img" in page.read_text(encoding="utf-8"), path.name
+
+
+def test_the_first_page_says_what_it_is(site, pages):
+    said = "".join(pages[site / "index.html"].words)
+    assert "Federated training that tunes itself" in said and "pip install fedgrad" in said
+    assert "pages.html" in pages[site / "index.html"].links
 
 
 @contextlib.contextmanager
@@ -188,20 +194,24 @@ def served(folder):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:  # or a test that fails would never end
+            server.shutdown()
+            thread.join()
 
 
 # What the search shows is in a tree of its own.
 SHADOWS = """[...document.querySelectorAll('*')].filter(e => e.shadowRoot)
     .map(e => e.shadowRoot.textContent).join(' ')"""
+FIRST = """[...document.querySelectorAll('*')].filter(e => e.shadowRoot)
+    .flatMap(e => [...e.shadowRoot.querySelectorAll('ol a')])[0]"""
 
 
 @pytest.mark.skipif(chromium.COMMAND is None, reason="needs Chromium")
 def test_in_a_browser(site):
     with served(site) as address, chromium.chromium() as page:
-        for path in ("", "no-tuning/", "api/training/", "derivatives/"):
+        for path in ("", "no-tuning.html", "api/training.html", "derivatives.html"):
             for width, dark in ((1300, False), (390, False), (390, True)):
                 page.open(address + path, dark, width)
                 assert page.run("document.documentElement.scrollWidth") <= width, path
@@ -210,9 +220,10 @@ def test_in_a_browser(site):
 
 
 @pytest.mark.skipif(chromium.COMMAND is None, reason="needs Chromium")
-def test_the_search_finds(site):
+@pytest.mark.parametrize("where", ["server", "files"])
+def test_the_search_finds(site, where):
     with served(site) as address, chromium.chromium() as page:
-        page.open(address)
+        page.open(address if where == "server" else site / "index.html")
         page.run("document.querySelector('button.md-search__button').click()")
         for _ in range(100):  # it loads its index first
             page.call("Input.insertText", text="" if "results" in page.run(SHADOWS) else "hessian ")
@@ -221,3 +232,21 @@ def test_the_search_finds(site):
             time.sleep(0.1)
         else:
             pytest.fail(page.run(SHADOWS))
+        page.run(f"{FIRST}.click()")
+        page.until("document.getElementById('fedgrad.hessian') !== null")
+        assert not page.problems
+
+
+@pytest.mark.skipif(chromium.COMMAND is None, reason="needs Chromium")
+def test_a_drawing_is_not_shrunk_on_a_phone(site):
+    with chromium.chromium() as page:
+        for path, wide in (
+            ("index", True),
+            ("notebooks/derivatives", True),
+            ("notebooks/first-hour", False),
+        ):
+            page.open(site / f"{path}.html", width=390)
+            page.until("document.querySelector('article img[src$=svg]').complete")
+            size = page.run("document.querySelector('article img[src$=svg]').width")
+            assert (size > 800) if wide else (size <= 390), path
+            assert page.run("document.documentElement.scrollWidth") <= 390

@@ -45,6 +45,8 @@ FAILURES = {
     "an option": (lambda: fg.local_training(batchsize=3), []),
     "a method": (lambda: CLIENTS.sample(0, 3), []),
     "a constructor": (lambda: fg.Evaluation({}, CLIENTS), []),
+    "a task": (lambda: fg.tasks.Task(train=[], init=None, loss=None), []),
+    "the name of a task": (lambda: fg.tasks.task("digit"), []),
     "the user's loss": (lambda: fit(missing), ["missing"]),
     "a callback": (lambda: fit(callbacks=[interrupt]), ["interrupt"]),
 }

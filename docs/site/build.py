@@ -1,9 +1,10 @@
 """The documentation as a site: `make docs`, or `python docs/site/build.py --out FOLDER`.
 
-What is in `docs/` stays the only source. This puts it together for Zensical: the pages as they are,
-with the navigation of `docs/README.md`; notebooks as pages; the reference, a block for each name of
-the table of the public API, which mkdocstrings fills from the source; and what pages link to
-outside of `docs/` (examples, tests, results), as pages that show it.
+What is in `docs/` stays the only source. This puts it together for Zensical: the README as the
+first page; the pages as they are, with the navigation of `docs/README.md`; notebooks as pages; the
+reference, a block for each name of the table of the public API, which mkdocstrings fills from the
+source; and what pages link to outside of `docs/` (examples, tests, results), as pages that show it.
+It is read on a server, and as files.
 """
 
 import argparse
@@ -20,7 +21,8 @@ import notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-INDEX = DOCS / "README.md"
+INDEX, HOME = DOCS / "README.md", ROOT / "README.md"
+PAGES = {HOME: "index.md", INDEX: "pages.md"}  # what has another name here
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "bash", ".yml": "yaml"}
@@ -120,9 +122,11 @@ class Site:
         if re.match(r"\w+:", target) or not name:
             return target
         there = (source.parent / name).resolve()
+        if there in PAGES:
+            return os.path.relpath(PAGES[there], Path(path).parent) + mark + anchor
         inside = there.is_relative_to(DOCS) and there.suffix in (".md", ".ipynb", ".svg", ".png")
         to = str(there.relative_to(DOCS)) if inside else self._show(there)
-        to = "index.md" if to == "README.md" else re.sub(r"\.ipynb$", ".md", to)
+        to = re.sub(r"\.ipynb$", ".md", to)
         return os.path.relpath(to, Path(path).parent) + mark + anchor
 
     def _show(self, there: Path) -> str:
@@ -167,13 +171,14 @@ def assemble(folder: Path) -> dict[str, list[tuple[str, str]]]:
     for page in sorted(DOCS.glob("*.md")):
         if page != INDEX:
             site.page(page.name, page.read_text(encoding="utf-8"), page)
-    site.page("index.md", index, INDEX)
+    site.page(PAGES[INDEX], index, INDEX)
+    site.page(PAGES[HOME], HOME.read_text(encoding="utf-8"), HOME)
     for path in sorted(DOCS.glob("notebooks/*.ipynb")):
         text, pictures = notebook.markdown(json.loads(path.read_text(encoding="utf-8")), path.stem)
         site.page(f"notebooks/{path.stem}.md", text, path)
         for name, picture in pictures.items():
             (folder / "notebooks" / name).write_bytes(picture)
-    shown = {"fedgrad": [("Documentation", "index.md")]}
+    shown = {"fedgrad": [("Overview", PAGES[HOME]), ("All pages", PAGES[INDEX])]}
     for heading, pages in navigation(index).items():
         shown[heading] = [(title, re.sub(r"\.ipynb$", ".md", to)) for title, to in pages]
     titles = {to.removesuffix(".md"): title for pages in shown.values() for title, to in pages}
@@ -204,6 +209,21 @@ def build(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     (source / "site").rename(out)  # Zensical writes below its settings only
     shutil.rmtree(source)
+    _search_in_files(out)
+
+
+def _search_in_files(out: Path) -> None:
+    """Let the search work where the site is opened as files. There Zensical asks for search.js
+    instead of search.json, and a browser starts no worker from a file: so it is given as text."""
+    (worker,) = (out / "assets" / "javascripts" / "workers").glob("search.*.js")
+    index, code = (path.read_text(encoding="utf-8") for path in (out / "search.json", worker))
+    text = (
+        f"var __index = {index};\n"
+        f"const code = new Blob([{json.dumps(code)}]);\n"
+        "const Started = Worker;\n"
+        "Worker = function () { return new Started(URL.createObjectURL(code)); };\n"
+    )
+    (out / "search.js").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

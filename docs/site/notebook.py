@@ -1,6 +1,7 @@
 """A notebook as a page of the site: its words, its code, and its outputs as they are stored."""
 
 import base64
+import re
 from typing import Any
 
 PICTURES = {"image/svg+xml": "svg", "image/png": "png"}
@@ -34,7 +35,9 @@ def _output(output: dict[str, Any], name: str, pictures: dict[str, bytes]) -> st
             file = f"{name}-{len(pictures) + 1}.{ending}"
             held = text_of(data[kind])
             pictures[file] = held.encode() if ending == "svg" else base64.b64decode(held)
-            return f"![]({file})"
+            width = re.search(r'<svg[^>]* width="(\d+)"', held) if ending == "svg" else None
+            fits = width is not None and int(width[1]) < 600  # that a phone may shrink it
+            return f"![]({file}){{ .fits }}" if fits else f"![]({file})"
     return (
         text_of(data["text/html"]) if "text/html" in data else _block(text_of(data["text/plain"]))
     )

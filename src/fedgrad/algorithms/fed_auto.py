@@ -23,15 +23,12 @@ from fedgrad.core.errors import known_arguments
 DECIDED: When = (0.25, 30)
 # Its estimate only grows, and where the loss goes to 0 it does so late, and without end.
 KEPT: When = 0.5
+RATE = "learning_rate"
+FOUND = ("client", "momentum", RATE, f"client_{RATE}", f"server_{RATE}")
 
 
 @titled
-@known_arguments(
-    {
-        name: "It is found out: fed_auto needs no rates."
-        for name in ("client", "client_learning_rate", "server_learning_rate", "momentum")
-    }
-)
+@known_arguments(dict.fromkeys(FOUND, "It is found out: fed_auto needs no rates."))
 def fed_auto(
     loss: Loss,
     *,

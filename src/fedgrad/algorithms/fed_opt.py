@@ -15,7 +15,7 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import Work, as_work
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.named import BELONGS_TO_LOCAL_TRAINING
-from fedgrad.algorithms.objective import Loss, sent
+from fedgrad.algorithms.objective import Loss, require_loss, sent
 from fedgrad.algorithms.optimizer import apply, as_optimizer, start_of
 from fedgrad.algorithms.restarts import require_no_restart
 from fedgrad.algorithms.settings import settings_of
@@ -77,11 +77,7 @@ def fed_opt(
     What variants change besides: further hyperparameters (`hyper`), and what to `measure` of each
     client's update, whose mean is given to the server's optimizer by name.
     """
-    if not callable(loss):
-        raise ArgumentError.here(
-            f"loss= takes a function (params, batch) that gives one loss per example, got "
-            f"{type(loss).__name__}."
-        )
+    require_loss(loss)
     if weighting not in WEIGHTINGS:
         raise ArgumentError.here(f"There is no weighting {weighting!r}.", weighting, WEIGHTINGS)
     ours, work = as_optimizer(server, "server"), as_work(client)

@@ -62,7 +62,7 @@ def plus(correction: Callable[[Params, Params, Hyper], Any]) -> Callable[[Loss],
 
 
 @known_fields
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LocalTraining:
     """What a client does in a round, for `client=` of `fg.fed_opt` and its family.
 
@@ -93,6 +93,13 @@ class LocalTraining:
             if getattr(self, name) is not None and name not in self.hyper:
                 require_whole(name, getattr(self, name))
         object.__setattr__(self, "optimizer", _of_clients(self.optimizer))
+
+    def __repr__(self) -> str:
+        amount = {"epochs": self.epochs or 1} if self.steps is None else {"steps": self.steps}
+        said = {"batch_size": self.batch_size, **amount}
+        said |= {} if self.shuffle else {"shuffle": False}
+        words = [f"{n}={'a schedule' if callable(v) else v}" for n, v in said.items()]
+        return f"LocalTraining({', '.join([str(self.optimizer), *words])})"
 
     @property
     def hyper(self) -> dict[str, Any]:

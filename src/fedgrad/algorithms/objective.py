@@ -75,6 +75,25 @@ def _with(loss: Loss, fixed: Any) -> Loss:
     return replace(loss, fixed=fixed) if isinstance(loss, WithFixed) else loss
 
 
+def require_loss(loss: Any) -> None:
+    """Refuse what is no function of a model and a batch."""
+    wanted = "loss= takes a function (params, batch) that gives one loss per example"
+    if not callable(loss):
+        raise ArgumentError.here(f"{wanted}, got {type(loss).__name__}.")
+    try:
+        signature = inspect.signature(loss)
+    except ValueError:  # of C, and says nothing
+        return
+    try:
+        signature.bind(None, None, **({"key": None} if takes_key(loss) else {}))
+    except TypeError:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise ArgumentError.here(
+            f"{wanted}, got {name}{signature}. A third argument is called `key`, for a random one; "
+            "arrays that it reads are given by fg.with_fixed(loss, arrays)."
+        ) from None
+
+
 def takes_key(loss: Loss) -> bool:
     """Whether a loss is random (has an argument `key`), for example because of dropout."""
     return "key" in inspect.signature(loss).parameters

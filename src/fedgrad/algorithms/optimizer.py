@@ -18,7 +18,7 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.core.primitives import promoting
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Optimizer:
     """How to make an optax optimizer, and the hyperparameters to make it with."""
 
@@ -27,6 +27,11 @@ class Optimizer:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     # Hyperparameters that are functions of the round number, or have one in them (by layer).
     schedules: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        said = {**self.hyper, **self.fixed, **dict.fromkeys(self.schedules, "a schedule")}
+        name = getattr(self.make, "__name__", "<lambda>").replace("<lambda>", "optimizer")
+        return f"{name}({', '.join(f'{n}={v}' for n, v in said.items())})"
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -80,6 +85,11 @@ def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: An
         arguments["learning_rate"] = jax.tree.map(
             lambda rate: float(rate) if type(rate) is int else rate, arguments["learning_rate"]
         )
+        for rate in jax.tree.leaves(arguments["learning_rate"]):
+            if isinstance(rate, float) and rate < 0:
+                raise ArgumentError.here(
+                    f"learning_rate={rate}: with less than 0 the loss goes up. Give 0 or more."
+                )
     hyper = {name: value for name, value in arguments.items() if _is_float(value)}
     scheduled = {n: v for n, v in arguments.items() if _is_scheduled(v, n, known.get(n))}
     varied = {*hyper, *scheduled}

@@ -24,6 +24,7 @@ from fedgrad.cli.training import (
 )
 from fedgrad.report import plans
 from fedgrad.report.run import FIXED
+from fedgrad.report.words import algorithm
 from fedgrad.report.write import write_run_report
 from fedgrad.show.phases import Phases, phases
 
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     rounds = options.rounds or trained.task.defaults.rounds
     introduce(options, asked, trained.task)
     if watched(options):
-        print(f"{asked.algorithm}, in {folder}", file=sys.stderr)
+        print(f"{algorithm(asked.algorithm)}, in {folder}", file=sys.stderr)
 
     @functools.cache  # when training is over: for large models it takes a while
     def planned() -> Phases:

@@ -16,6 +16,8 @@ from fedgrad.clients.population import Population, Stored
 from fedgrad.core.errors import CohortError, known_arguments
 from fedgrad.core.types import Key
 
+WORDS = "OSUmM"  # the kinds of arrays that are of no numbers
+
 
 @dataclass(frozen=True, repr=False)
 class InMemory(Stored):
@@ -142,17 +144,29 @@ def _require_dtypes(clients: Sequence[Any]) -> None:
     """Refuse examples of other dtypes than those of the first client: stored together, all would
     silently become what both fit into."""
     first = _dtypes(clients[0])
+    for path, dtype in zip(_paths(clients[0]), first, strict=True):
+        if getattr(dtype, "kind", "") in WORDS:
+            raise CohortError.here(
+                f"Examples of client 0 are {dtype}{path}, and JAX computes with numbers. Give each "
+                "word its own: np.unique(words, return_inverse=True)."
+            )
     for number, client in enumerate(clients):
         if (here := _dtypes(client)) == first:
             continue
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(client)]
-        for path, found, wanted in zip(paths, here, first, strict=True):
-            if jnp.result_type(found) != jnp.result_type(wanted):  # without x64, both are float32
-                name = jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, found, wanted in zip(_paths(client), here, first, strict=True):
+            kept = map(jax.dtypes.canonicalize_dtype, (found, wanted))  # without x64, float32
+            if len({*kept}) > 1:
                 raise CohortError.here(
-                    f"Examples of client {number} are {found}{f' in {name!r}' if name else ''}, "
-                    f"those of client 0 {wanted}. Cast them: a population keeps one dtype."
+                    f"Examples of client {number} are {found}{path}, those of client 0 {wanted}. "
+                    "Cast them: a population keeps one dtype."
                 )
+
+
+def _paths(client: Any) -> list[str]:
+    """Where each leaf is, in words."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(client)]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+    return [f" in {name!r}" if name else "" for name in names]
 
 
 def _dtypes(client: Any) -> list[Any]:

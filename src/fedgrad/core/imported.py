@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 from fedgrad.core.errors import ArgumentError, nearest
@@ -22,7 +23,9 @@ def imported(name: str, what: str) -> tuple[Any, Any]:
     except ModuleNotFoundError as error:
         if path != error.name and not path.startswith(f"{error.name}."):  # what it needs
             raise ArgumentError(f"{path} fails to import: {error}.") from error
-        raise ArgumentError(f"There is no module {path!r} here: {error}.") from None
+        here = sorted(file.stem for file in Path().glob("*.py"))
+        hint = nearest(path, here) if here else ""
+        raise ArgumentError(f"There is no module {path!r} here: {error}.{hint}") from None
     except Exception as error:
         raise ArgumentError(f"{path} fails to import: {type(error).__name__}: {error}") from error
     return module, attribute_of(module, attribute)

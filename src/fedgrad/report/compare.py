@@ -36,11 +36,17 @@ def _facts(run: Run) -> dict[str, str]:
     if isinstance(kept, Mapping):
         plain["algorithm"] = {k: v for k, v in kept.items() if k not in DIGESTS and v != ""}
     hyper = plain.pop("hyper", {})
-    found = {name.replace("_", " "): said(v) for name, v in _named(plain).items()}
+    found = {_called(name): said(v) for name, v in _named(plain).items()}
     found |= {str(name): said(v) for name, v in _named(hyper).items()}
+    if "algorithm" in found:  # what is looked for first
+        found = {"algorithm": found["algorithm"], **found}
     if run.status is not None:
         found["model"] = plural(run.status.parameters, "parameter")
     return found
+
+
+def _called(name: str) -> str:
+    return "algorithm" if name == "algorithm.name" else name.replace("_", " ")
 
 
 def _named(tree: Any) -> dict[str, Any]:

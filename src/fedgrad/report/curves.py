@@ -80,7 +80,8 @@ def drawn(run: Run, name: str, series: Series, label: str = "") -> Curve:
     known = place < len(COLOURS)
     look: Look = "line" if known else "thin"
     colour = COLOURS[place] if known else "line"
-    colour = {LEARNED: "p0", FIXED: "p2"}.get(name, colour)
+    if run.compared:  # one run alone is blue, whatever it is
+        colour = {LEARNED: "p0", FIXED: "p2"}.get(name, colour)
     return Curve(label or name, series.rounds, series.values, colour, look, series.band)
 
 

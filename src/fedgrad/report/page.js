@@ -115,7 +115,8 @@ for (const box of document.querySelectorAll(".scroll")) {
   if (running) {
     const age = () => {
       const seconds = Math.round((Date.now() - Date.parse(running.dataset.written)) / 1000);
-      const old = seconds > 120 ? " It may have been ended." : "";
+      // Compiling may take minutes, in which there is nothing to tell.
+      const old = seconds > 120 && running.querySelector("progress").value ? " It may have been ended." : "";
       running.querySelector(".age").textContent = seconds > 15 ? `last news ${seconds} s ago.${old}` : "";
     };
     age();

@@ -65,12 +65,25 @@ def has_race(run: Run) -> bool:
     return any(name.startswith(RANK) for name in run.curves[run.main])
 
 
+def won(run: Run) -> str:
+    """Who won, in a sentence; nothing as long as it is not over."""
+    if not has_race(run) or (run.compared and not run.tuned):
+        return ""
+    whole = _races(run).get("")
+    if whole is None or whole.winner is None:
+        return ""
+    end = max(map(whole.until, whole.ranks))
+    return (
+        f"{whole.winner} won the race of {len(whole.ranks)} and goes on alone since round {end:,}."
+    )
+
+
 def race(run: Run) -> list[Content]:
     """A chart of the candidates' losses, which end where they were dropped, and a table; also of
     races among the candidates of one name."""
     races = _races(run)
     return [
-        element("p", ABOUT, class_="note"),
+        element("p", f"Of {run.main}. {ABOUT}" if run.compared else ABOUT, class_="note"),
         [
             [element("h3", f"Inside of {name}") if name else None, *_shown(races[name])]
             for name in sorted(races)

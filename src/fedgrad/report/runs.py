@@ -20,6 +20,7 @@ from fedgrad.training.files import write_whole
 from fedgrad.training.fit import Result
 from fedgrad.training.live import Seen, reported_by
 from fedgrad.training.search import Search
+from fedgrad.training.search_folder import Standing
 
 NAME = "report.html"
 Reported = Result | str | os.PathLike[str]
@@ -96,6 +97,12 @@ def follow(seen: Seen) -> Path:
     return _written(seen.folder / NAME, run_page(source.now(seen)))
 
 
+@search_folder.reported_by
+def follow_search(folder: Path, found: Standing, open: bool) -> Path:
+    """Write the report of a search that goes on, or has ended."""
+    return _written(folder / NAME, search_page(found, running=not found.over), open)
+
+
 def _several(given: Any) -> Sequence[Any]:
     alone = isinstance(given, str) or not isinstance(given, Sequence) or not given
     return [given] if alone else given
@@ -115,8 +122,10 @@ def _one(name: str, given: Any) -> Run:
 
 def _folder(given: Any) -> Path:
     if not isinstance(given, str | os.PathLike):
+        several = " Several runs are compared: fg.compare({'name': [one, two]})."
         raise ArgumentError.here(
             f"fg.report takes what fg.fit gave, or the folder of a run, got {type(given).__name__}."
+            + (several if isinstance(given, Sequence | Mapping) else "")
         )
     folder = Path(given)
     if not folder.is_dir():

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedgrad.report.charts import html
 from fedgrad.report.page import Section, page, table, versions
-from fedgrad.report.words import measure, title
+from fedgrad.report.words import measure, title, written
 from fedgrad.show.axis import axis
 from fedgrad.show.charts import Chart, Curve
 from fedgrad.show.markup import Content, Html, element
@@ -14,9 +14,9 @@ from fedgrad.training.search_folder import Standing
 MOST = 100  # trials in the table
 
 
-def search_page(found: Standing) -> str:
+def search_page(found: Standing, running: bool = False) -> str:
     """The whole document, of a search that has ended or is going on: `read(folder)` of
-    training/search_folder.py, or `search.standing`."""
+    training/search_folder.py, or `search.standing`. One that is running is followed."""
     trials, names = len(found.scores), ", ".join(found.tried)
     rungs = f"{len(found.rungs)} rungs, " if len(found.rungs) > 1 else ""
     head = [
@@ -28,7 +28,8 @@ def search_page(found: Standing) -> str:
     if np.isfinite(found.scores).any():
         charts = [html(_chart(found, name)) for name in found.tried]
         sections.insert(0, Section("Scores", element("div", charts, class_="charts")))
-    return page(f"A search over {names} · fedgrad", head, sections, versions(found.versions))
+    foot = f"{written()} {versions(found.versions)}"
+    return page(f"A search over {names} · fedgrad", head, sections, foot, running)
 
 
 def _verdict(found: Standing) -> str:
@@ -38,7 +39,7 @@ def _verdict(found: Standing) -> str:
     values = ", ".join(f"{name} {short(v[found.best])}" for name, v in found.tried.items())
     way = "highest" if found.maximize else "lowest"
     score = measure(found.objective)(found.scores[found.best])
-    over = "" if found.rounds.max() == found.rungs[-1] else " It is not over yet."
+    over = "" if found.over else " It is not over yet."
     return f"Trial {found.best} has the {way} {found.objective}, {score}: {values}.{over}"
 
 
@@ -52,7 +53,7 @@ def _chart(found: Standing, name: str) -> Chart:
     unit = "percent" if found.objective.endswith("accuracy") else ""
     kept = np.isfinite(y)
     return Chart(
-        title(f"eval.{found.objective}"),
+        f"{title(f'eval.{found.objective}')} by {name}",
         curves,
         name,
         x_axis=axis(x),

@@ -2,6 +2,7 @@
 
 import math
 
+from fedgrad.report.race import won
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.series import tenth_of
 from fedgrad.report.words import algorithm, change, date, direction, listed, measure, title
@@ -13,7 +14,7 @@ NEGLIGIBLE = 0.01  # a smaller part of the value is not called better or worse
 
 def top(run: Run) -> list[Content]:
     """The heading, sentences, and the numbers that matter most."""
-    said = [words for words in (verdict(run), stopped(run)) if words]
+    said = [words for words in (verdict(run), won(run), stopped(run)) if words]
     return [
         element("p", _over(run), class_="over"),
         element("h1", heading(run)),
@@ -98,7 +99,8 @@ def _over(run: Run) -> str:
     alone = run.tuned or not run.compared
     parts.append(f"{rounds} in {duration(seconds)}" if seconds and alone else rounds)
     if "cohort_size" in run.config:
-        parts.append(f"{run.config['cohort_size']} clients in each")
+        of = "each" if rounds else "each round"  # of which it says nothing yet
+        parts.append(f"{run.config['cohort_size']} clients in {of}")
     if status:
         parts.append(plural(status.parameters, "parameter"))
     if "seed" in run.asked:

@@ -1,6 +1,7 @@
 """The report of a run: what was learned, how well it trains, and what it sends."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 from fedgrad.report.clients import clients, has_spread
@@ -10,7 +11,7 @@ from fedgrad.report.plans import KeptPlan
 from fedgrad.report.race import has_race, race
 from fedgrad.report.run import FIXED, LEARNED, Run
 from fedgrad.report.top import heading, top
-from fedgrad.report.words import algorithm, listed, said
+from fedgrad.report.words import algorithm, listed, said, written
 from fedgrad.show.markup import Content, element, join
 from fedgrad.show.numbers import memory, plural
 
@@ -18,6 +19,9 @@ GRAPHS = {
     FIXED: "A training round as it is.",
     LEARNED: "The round and its derivative: what is added in order to learn.",
 }
+
+
+FEW = 6  # hyperparameters in one line
 
 
 def run_page(run: Run, more: Sequence[Section] = ()) -> str:
@@ -36,6 +40,8 @@ def run_page(run: Run, more: Sequence[Section] = ()) -> str:
     if configuration := [part for part in _configuration(run) if part is not None]:
         sections.append(Section("Configuration", configuration))
     made = versions(run.config.get("versions") or {"fedgrad": version("fedgrad")})
+    if run.status is None or not run.status.began:  # so that there is a date at all
+        made = f"{written()} {made}"
     foot = f"Made from the folder {run.folder.resolve().name}. {made}" if run.folder else made
     return page(f"{heading(run)} · fedgrad", top(run), sections, foot, run.running)
 
@@ -95,13 +101,15 @@ def _configuration(run: Run) -> list[Content]:
     rounds = ["--rounds", run.config.get("rounds", run.rounds)]
     asked = {k: v for k, v in run.asked.items() if k != "command" and v not in (None, {}, [])}
     asked |= {"algorithm": algorithm(str(asked["algorithm"]))} if "algorithm" in asked else {}
-    start = {"hyperparameters at the start": run.config["hyper"]} if "hyper" in run.config else {}
-    facts, rest = (
-        [(k.replace("_", " "), said(v)) for k, v in some.items() if k != "config"]
-        for some in (asked | start, run.config)
-    )
+    start = run.config.get("hyper")
+    many = start if isinstance(start, Mapping) and len(start) > FEW else {}
+    asked |= {"hyperparameters at the start": start} if "hyper" in run.config and not many else {}
+    facts = [(k.replace("_", " "), said(v)) for k, v in asked.items()]
+    whole = element("pre", element("code", json.dumps(run.config, indent=1, ensure_ascii=False)))
+    rows = [(name, said(value)) for name, value in many.items()]
     return [
         again([*command, *rounds]) if isinstance(command, list) else None,
         listing(facts) if facts else None,
-        element("details", element("summary", "config.json"), listing(rest)) if rest else None,
+        table(("hyperparameter", "at the start"), rows) if rows else None,
+        element("details", element("summary", "config.json"), whole) if run.config else None,
     ]

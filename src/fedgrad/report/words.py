@@ -82,6 +82,11 @@ def date(iso: str) -> str:
     return f"{found.day} {found:%B %Y, %H:%M}"
 
 
+def written() -> str:
+    """When a page is written, which is now: for what nobody has dated."""
+    return f"Written on {date(datetime.now().isoformat())}."
+
+
 def listed(names: Iterable[str]) -> str:
     """`a, b and c`."""
     *first, last = names

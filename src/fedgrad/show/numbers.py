@@ -48,7 +48,9 @@ def count(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 20 s`, `1 h 5 min`."""
+    """`0.04 s`, `0.4 s`, `12 s`, `3 min 20 s`, `1 h 5 min`."""
+    if seconds < 0.1:
+        return f"{max(seconds, 0.01):.2f} s"
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

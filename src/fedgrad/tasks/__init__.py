@@ -1,5 +1,6 @@
 """Federated learning tasks: data split over clients, a model, a loss, and settings that work."""
 
+from fedgrad.core.errors import public as _public
 from fedgrad.tasks import classifier, split
 from fedgrad.tasks.contract import Defaults, TaskError
 from fedgrad.tasks.data.source import DataError
@@ -18,3 +19,5 @@ __all__ = [
     "split",
     "task",
 ]
+
+globals().update({name: _public(globals()[name]) for name in ("Task", "prepare", "task")})

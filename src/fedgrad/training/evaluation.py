@@ -17,6 +17,7 @@ from fedgrad.core.errors import ArgumentError, known_fields, require_whole
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.program import Executor, Program, program
 from fedgrad.core.types import Params
+from fedgrad.show.numbers import plural
 from fedgrad.training import per_client as spreads
 from fedgrad.training.means import Metric, means, of_portions
 
@@ -83,6 +84,13 @@ class Evaluation:
         if per_client and self.metrics is not None:
             self.metrics += tuple(spreads.names(metrics))
         self.program, self.of = means(metrics, batch_size, held_out, per_client), clients
+
+    def __repr__(self) -> str:
+        of = f" of {self.of!r}" if self.program is not None else ""
+        shown = [name for name in self.metrics or () if not name.startswith(f"{spreads.PREFIX}.")]
+        what = ", ".join(shown) or getattr(self.function, "__name__", "a function of the model")
+        each = ", also of each client" if self.per_client else ""
+        return f"Evaluation({what}{of}, every {plural(self.every, 'round')}{each})"
 
     @property
     def clients(self) -> Any:

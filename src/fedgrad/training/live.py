@@ -8,7 +8,8 @@ import json
 import time
 import warnings
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -86,25 +87,34 @@ class Live:
         if self.folder is None:
             return
         begin = time.monotonic()
-        status = replace(status, written=_now())
-        try:
-            write_whole(self.folder / NAME, json.dumps(asdict(status), indent=1).encode())
+        seen = Seen(self.folder, history, self.config, replace(status, written=_now()))
+        with harmless(self.folder) as failed:
+            write_whole(self.folder / NAME, json.dumps(asdict(seen.status), indent=1).encode())
             for report in _reports if self.reports else ():
-                path = report(Seen(self.folder, history, self.config, status))
+                path = report(seen)
                 if self.open:
                     webbrowser.open(path.resolve().as_uri())
                     self.open = False
-        except Exception as error:
-            # Training does not end because nobody can look at it.
+        if failed:
             self.status = None
-            if not isinstance(error, RunFolderError):
-                warnings.warn(
-                    f"The report of {self.folder} cannot be written, training goes on: {error!r}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
         end = time.monotonic()
         self.due = end + max(SECONDS, SHARE * (end - begin))
+
+
+@contextmanager
+def harmless(folder: Path) -> Iterator[list[Exception]]:
+    """Training does not end because nobody can look at it. Gives a list of what went wrong."""
+    failed: list[Exception] = []
+    try:
+        yield failed
+    except Exception as error:
+        failed.append(error)
+        if not isinstance(error, RunFolderError):
+            warnings.warn(
+                f"The report of {folder} cannot be written, training goes on: {error!r}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
 
 def live(

@@ -51,10 +51,11 @@ class Search:
     def __repr__(self) -> str:
         values = ", ".join(f"{n} {number(float(v[self.best]))}" for n, v in self.tried.items())
         finite = int(np.isfinite(self.scores).sum())
+        after = plural(int(self.rounds[self.best]), "round")
         return (
             f"Search of {len(self.scores)} trials, {finite} of which ended well\n"
             f"  best: trial {self.best} with {values}\n"
-            f"  score: {number(self.score)} after {plural(int(self.rounds[self.best]), 'round')}"
+            f"  score: {self.standing.objective} {number(self.score)} after {after}"
         )
 
 

@@ -1,12 +1,13 @@
 """What a search leaves in its folder: search.json, and the run folders of its trials.
 
 search.json             what was tried, the scores so far, the best: `Standing`
+report.html             the same to look at, by a function that the room of reports gives
 rung-1/part-1/ ...      config.json, history.jsonl and the checkpoint of trials side by side
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -22,8 +23,12 @@ from fedgrad.training.course import Course
 from fedgrad.training.files import SEARCH as NAME
 from fedgrad.training.files import RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History
+from fedgrad.training.live import harmless
 from fedgrad.training.loop import Played
 from fedgrad.training.run_folder import Keeping, RunFolder
+
+Report = Callable[[Path, "Standing", bool], object]
+_reports: list[Report] = []
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,11 @@ class Standing:
     versions: Mapping[str, str] = field(
         default_factory=lambda: {name: version(name) for name in ("fedgrad", "jax", "numpy")}
     )
+
+    @property
+    def over(self) -> bool:
+        """Whether those that reached the last rung were trained."""
+        return int(self.rounds.max()) == self.rungs[-1]
 
     def json(self) -> dict[str, Any]:
         """As JSON; what is not finite is null."""
@@ -105,8 +115,9 @@ class SearchFolder:
                     "on with that one, call it as it was called then. For a new one choose another "
                     "out=, or give out=fg.run_folder(..., resume=False) to write over it."
                 )
+            self._show(read(path), first=True)
             return
-        self.write(standing)
+        self.write(standing, first=True)
 
     @contextmanager
     def part(
@@ -127,8 +138,23 @@ class SearchFolder:
         finally:
             keeping.close()
 
-    def write(self, standing: Standing) -> None:
+    def write(self, standing: Standing, first: bool = False) -> None:
         """Say how far it is."""
         if self.folder is not None and jax.process_index() == 0:
             text = json.dumps(standing.json(), indent=1, allow_nan=False) + "\n"
             write_whole(make_folder(self.folder.path) / NAME, text.encode())
+            self._show(standing, first)
+
+    def _show(self, standing: Standing, first: bool) -> None:
+        if self.folder is None or not self.folder.report or jax.process_index() != 0:
+            return
+        with harmless(Path(self.folder.path)):
+            for report in _reports:
+                report(Path(self.folder.path), standing, self.folder.open and first)
+
+
+def reported_by(report: Report) -> Report:
+    """Let this function write the report of every search that has a folder, and open it if asked
+    to."""
+    _reports[:] = [report]
+    return report

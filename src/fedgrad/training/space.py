@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,13 +19,16 @@ from fedgrad.core.types import Hyper, Key
 EXAMPLE = "fg.log_uniform(1e-3, 10), or fg.choice([0.1, 1.0])"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Range:
     """Where values of a hyperparameter come from: see `uniform`, `log_uniform` and `choice`."""
 
     text: str
-    draw: Callable[[jax.Array, int], jax.Array] = field(repr=False)
+    draw: Callable[[jax.Array, int], jax.Array]
     values: tuple[float, ...] = ()  # all of them, where they can be counted
+
+    def __repr__(self) -> str:
+        return f"fg.{self.text}"
 
     def __call__(self, key: Key, trials: int) -> jax.Array:
         """One value for each trial."""
