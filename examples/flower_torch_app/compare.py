@@ -51,7 +51,9 @@ def on_nodes(nodes: int) -> Iterator[Losses]:
         def losses(rounds: int, lr: float, tuned: bool) -> list[float]:
             settings = f"rounds={rounds} lr={lr} tuned={str(tuned).lower()}"
             flwr = [bin / "flwr", "run", APP, "local", "--stream", "--run-config", settings]
-            ran = subprocess.run(flwr, env={**env, **home}, capture_output=True, text=True)
+            ran = subprocess.run(
+                flwr, env={**env, **home}, capture_output=True, text=True, timeout=120 + 60 * rounds
+            )
             found = {int(number): float(loss) for number, loss in SAID.findall(ran.stdout)}
             if sorted(found) != [*range(rounds + 1)]:
                 raise RuntimeError(ran.stdout + ran.stderr)
