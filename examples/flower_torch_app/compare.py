@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 APP = Path(__file__).parent
 SAID = re.compile(r"^round (\d+) loss (\S+)", re.MULTILINE)  # server_app.py
 
@@ -85,6 +87,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[0.003, 0.1])
     asked = parser.parse_args()
     if asked.in_process:
+        torch.set_num_threads(1)  # a model this small gains nothing by more
         print(table(in_process(asked.nodes), asked.rounds, asked.rates))
         return
     with on_nodes(asked.nodes) as losses:
