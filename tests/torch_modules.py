@@ -545,10 +545,10 @@ FUNCTIONS = {
         X,
     ),
     "one of many": (
-        lambda t: F.one_hot(t, 11) * torch.linspace(0, 1, 11, dtype=torch.float64)
-        + (t // 3)[..., None] + torch.eye(5, 11, dtype=torch.float64)[:, :1] 
+        lambda t, x: x * F.one_hot(t, 11) * torch.linspace(0, 1, 11, dtype=torch.float64)
+        + (t // 3)[..., None] + torch.eye(5, 11, dtype=torch.float64)[:, :1]
         + torch.eye(11, dtype=torch.float64)[:5].tile(1, 2)[:, 11:],
-        TOKENS,
+        (TOKENS, numbers(3, 5, 11)),
     ),
     "no infinities": (lambda x: (x / (x > 0)).nan_to_num(1.0, 2.0, 3.0) + x.nan_to_num(), X),
     "made": (
