@@ -368,6 +368,14 @@ def ones(*shape):
     return torch.ones(shape, dtype=torch.float64)
 
 
+def assigned(x):
+    y = x.clone()
+    y[:, 0] = 2 * x[:, 1]
+    y[:, 1:3] = x[:, 2:] ** 2
+    y[:, :, ::2] = 0
+    return y
+
+
 FUNCTIONS = {
     **of(torch, EACH, lambda x: x / 3),
     **of(torch, POSITIVE, lambda x: x * x + 0.1),
@@ -550,6 +558,7 @@ FUNCTIONS = {
         + torch.eye(11, dtype=torch.float64)[:5].tile(1, 2)[:, 11:],
         (TOKENS, numbers(3, 5, 11)),
     ),
+    "assigned": (assigned, X),
     "no infinities": (lambda x: (x / (x > 0)).nan_to_num(1.0, 2.0, 3.0) + x.nan_to_num(), X),
     "made": (
         lambda x: x + torch.arange(6) * torch.arange(1, 7) + torch.arange(0, 12, 2) + torch.zeros(6)

@@ -169,10 +169,12 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "arange.start": _arange,
     "arange.start_step": _arange,
     "cat.default": lambda tensors, dim=0: jnp.concatenate(tensors, dim),
+    "copy.default": lambda x, other, non_blocking=False: jnp.broadcast_to(other, x.shape),
     "empty_like.default": _filled_like(0),
     "expand.default": _expand,
     "eye.default": lambda n, dtype=None, **_: jnp.eye(n, dtype=dtype),
     "eye.m": lambda n, m, dtype=None, **_: jnp.eye(n, m, dtype=dtype),
+    "fill.Tensor": lambda x, value: jnp.broadcast_to(value, x.shape),
     "flip.default": lambda x, dims: jnp.flip(x, tuple(dims)),
     "full.default": _full,
     "full_like.default": lambda x, value, dtype=None, **_: jnp.full(
