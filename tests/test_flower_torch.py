@@ -1,9 +1,6 @@
 """A client in PyTorch: what torch_sgd trains, and the gradient and the tangent that it finds."""
 
-import os
-import re
-import subprocess
-import sys
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +19,6 @@ from torch.nn.functional import cross_entropy
 
 from fedgrad.core.errors import ArgumentError
 from fedgrad.federation import InProcessGrid, SelfTuning, torch_gradient, torch_sgd
-from fedgrad.federation.operate import local_federation as local
 
 APP = Path(__file__).parent.parent / "examples" / "flower_torch_app"
 ASKED = {"fedgrad.learn": ["lr"]}
@@ -298,29 +294,30 @@ def test_batch_norm_trains():
     assert result.arrays["1.num_batches_tracked"].numpy() == 8
 
 
-def test_the_app_on_real_nodes(tmp_path):
-    """`flwr run` on Flower's own nodes, and the same app in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(APP))
-        from digits import client_app, server_app
+@pytest.fixture
+def compare(monkeypatch):
+    """The script beside the app, which runs it as it is and tuned."""
+    monkeypatch.syspath_prepend(str(APP))
+    return importlib.import_module("compare")
 
-        grid = InProcessGrid(client_app.app, 2)
-        wanted = server_app.train(grid, rounds=2, lr=0.01, tuned=True, fraction=1.0)
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(APP), os.environ.get("PYTHONPATH", "")]))
-        with local.local_federation(tmp_path, "digits.task:site", 2, stock=True) as federation:
-            ran = subprocess.run(
-                [Path(sys.executable).with_name("flwr"), "run", APP, "local", "--stream"]
-                + ["--run-config", "rounds=2 lr=0.01"],
-                env={**os.environ, "FLWR_HOME": str(federation.folder / "flwr"), **local.QUIET},
-                capture_output=True,
-                text=True,
-                timeout=240,
-            )
-    said = re.findall(r"round 2 loss ([\d.]+) .*'hyper.lr': ([\d.]+)", ran.stdout)
-    assert said, ran.stdout + ran.stderr
-    assert float(said[0][0]) == pytest.approx(
-        wanted.evaluate_metrics_serverapp[2]["loss"], abs=1e-3
-    )
-    assert float(said[0][1]) == pytest.approx(
-        wanted.train_metrics_clientapp[2]["hyper.lr"], abs=1e-4
-    )
+
+def test_the_app_in_process(compare):
+    losses = compare.in_process(2)
+    plain, tuned = (losses(6, 0.03, tuned) for tuned in (False, True))
+    assert plain[0] == tuned[0] and tuned[-1] < 0.7 * plain[-1] < 0.5 * plain[0]
+    asked = lambda rounds, lr, tuned: [lr + tuned] * (rounds + 1)
+    assert compare.table(asked, 1, [0.5, 2.0]).splitlines() == [
+        "| after round | 0.5, as it is | 0.5, tuned | 2, as it is | 2, tuned |",
+        "| --- | --- | --- | --- | --- |",
+        "| 0 | 0.500 | 1.500 | 2.000 | 3.000 |",
+        "| 1 | 0.500 | 1.500 | 2.000 | 3.000 |",
+    ]
+
+
+def test_the_app_on_real_nodes(compare):
+    """`flwr run` on Flower's own nodes, and the same app in this process."""
+    here = compare.in_process(2)
+    with compare.on_nodes(2) as there:
+        found = there(3, 0.03, True)
+    assert found == pytest.approx(here(3, 0.03, True), abs=1e-3)
+    assert found[-1] < here(3, 0.03, False)[-1] - 0.05  # what was learned was used, too

@@ -78,6 +78,71 @@ class Bag(nn.Module):
         return self.out(self.bag(tokens))
 
 
+class Padded(nn.Module):
+    """A transformer that neither looks at the padding nor counts it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 8, padding_idx=0)
+        self.positions = nn.Parameter(numbers(1, 5, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.layers, self.out = nn.TransformerEncoder(layer, 2), nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        padding = tokens == 0
+        x = self.layers(self.table(tokens) + self.positions, src_key_padding_mask=padding)
+        words = (~padding).unsqueeze(-1).to(x.dtype)
+        return self.out((x * words).sum(1) / words.sum(1).clamp(min=1))
+
+
+class Attended(nn.Module):
+    """A GRU in both directions from a start that is learned, and where to look."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(11, 6), nn.Linear(20, 3)
+        self.net = nn.GRU(6, 5, 2, batch_first=True, bidirectional=True)
+        self.start, self.look = nn.Parameter(numbers(4, 1, 5)), nn.Linear(10, 1)
+
+    def forward(self, tokens):
+        start = self.start.expand(-1, tokens.shape[0], -1).contiguous()
+        x, last = self.net(self.words(tokens), start)
+        weights = self.look(x).squeeze(-1).masked_fill(tokens == 3, float("-inf")).softmax(1)
+        mean = torch.einsum("bt,btd->bd", weights, x)
+        return self.out(torch.cat([mean, last[-2], last[-1]], 1))
+
+
+class Squeezed(nn.Module):
+    """Each channel by itself, then all of them, weighted by what the whole image shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.apart = nn.Conv2d(4, 8, 5, stride=2, padding=2, groups=4, bias=False)
+        self.norm, self.mix = nn.GroupNorm(4, 8), nn.Conv2d(8, 6, 1)
+        self.less, self.more, self.out = nn.Conv2d(6, 2, 1), nn.Conv2d(2, 6, 1), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.mix(F.silu(self.norm(self.apart(x)), inplace=True))
+        x = x * self.more(F.relu(self.less(F.adaptive_avg_pool2d(x, 1)))).sigmoid()
+        return self.out(F.adaptive_max_pool2d(x, 1).flatten(1))
+
+
+class Recommender(nn.Module):
+    """Whoever and whatever have a row each."""
+
+    def __init__(self):
+        super().__init__()
+        self.who, self.what, self.both = (
+            nn.Embedding(11, 4),
+            nn.Embedding(11, 4),
+            nn.Bilinear(4, 4, 2),
+        )
+
+    def forward(self, who, what):
+        a, b = self.who(who), self.what(what)
+        return (a * b).sum(-1) + self.both(a, b).mean(-1) + F.cosine_similarity(a, b)
+
+
 class Residual(nn.Module):
     """Adds in place, as networks for images do."""
 
@@ -197,6 +262,15 @@ MODULES = {
     "tied words": (Words, TOKENS),
     "bag of words": (lambda: Bag(padding_idx=0), TOKENS),
     "sum of words": (lambda: Bag(mode="sum"), TOKENS),
+    "largest of words": (lambda: Bag(mode="max", padding_idx=0), TOKENS),
+    "padded text": (lambda: Padded().eval(), TOKENS * (TOKENS[0, 0] != TOKENS)),
+    "GRU, attended": (Attended, TOKENS),
+    "depthwise, GroupNorm": (Squeezed, numbers(3, 4, 6, 6)),
+    "recommender": (Recommender, (TOKENS[:, 0], TOKENS[:, 1])),
+    "weights with lengths": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 3, 2)),
+        numbers(3, 4, 6),
+    ),
     "frozen": (Frozen, numbers(3, 6)),
     "two inputs": (Two, (numbers(3, 4), numbers(3, 3))),
 }
@@ -279,10 +353,14 @@ BENT = """
 """
 
 
-def of(room, names, before):
+KINKS = torch.tensor([[-6.0, -3, -1, -0.5, 0, 0.5, 1, 3, 6]] * 3, dtype=torch.float64)
+
+
+def of(room, names, before, x=X, where=""):
     """Functions by their names, each of something that is in its domain."""
     return {
-        name: (lambda x, name=name: getattr(room, name)(before(x)), X) for name in names.split()
+        name + where: (lambda x, name=name: getattr(room, name)(before(x)), x)
+        for name in names.split()
     }
 
 
@@ -290,10 +368,28 @@ def ones(*shape):
     return torch.ones(shape, dtype=torch.float64)
 
 
+def assigned(x):
+    y = x.clone()
+    y[:, 0] = 2 * x[:, 1]
+    y[:, 1:3] = x[:, 2:] ** 2
+    y[:, :, ::2] = 0
+    return y
+
+
 FUNCTIONS = {
     **of(torch, EACH, lambda x: x / 3),
     **of(torch, POSITIVE, lambda x: x * x + 0.1),
     **of(F, BENT, lambda x: 3 * x),
+    **of(F, BENT.replace("glu ", ""), lambda x: x, KINKS, " at its kinks"),
+    **of(torch, "abs sign floor ceil", lambda x: x, KINKS, " at its kinks"),
+    "clamp at its kinks": (lambda x: x.clamp(-1, 1) * F.threshold(x, 0.5, -1.0), KINKS),
+    "equal ones": (
+        lambda x: x.clamp(-1, 1).amax(1) + x.clamp(-1, 1).max(1).values
+        + torch.maximum(x, x.abs()).sum(1) + F.max_pool1d(x.clamp(-1, 1), 3).sum(1)
+        + F.adaptive_max_pool1d(x.clamp(-1, 1), 2).sum(1)
+        + F.adaptive_max_pool2d(x.clamp(-1, 1).reshape(-1, 1, 3, 3), 1).sum((1, 2, 3)),
+        KINKS,
+    ),
     "no numbers": (
         lambda x: x * torch.isfinite(1 / x) + torch.isinf(x / 0) * 2 + torch.isnan(0 * x / 0), X
     ),
@@ -351,7 +447,7 @@ FUNCTIONS = {
         X,
     ),
     "spread": (
-        lambda x: x.var(2) + x.std(2) + x.var() * x.std()
+        lambda x: x.var(2) + x.std(2) + x.var() * x.std() + (0 * x).std(2)
         + x.std(1, correction=0).sum(1, keepdim=True) * x.var(1, correction=0).sum(1, keepdim=True),
         X,
     ),
@@ -369,7 +465,9 @@ FUNCTIONS = {
     "log-sum-exp": (lambda x: x.logsumexp(2) + x.cumsum(1)[:, :, 0], X),
     "norms": (
         lambda x: F.normalize(x, dim=2).sum((1, 2)) + torch.linalg.vector_norm(x, 3, dim=(1, 2))
-        + torch.linalg.vector_norm(0 * x, dim=(1, 2)),
+        + torch.linalg.vector_norm(0 * x, dim=(1, 2)) + torch.linalg.vector_norm(0 * x, 3, (1, 2))
+        + x.norm(1, (1, 2)) + x.norm(1.5, (1, 2)) * x.norm(0.0, (1, 2))
+        + x.flatten(1).norm(float("inf"), 1) * x.flatten(1).norm(float("-inf"), 1),
         X,
     ),
     "norm of each": (
@@ -418,7 +516,50 @@ FUNCTIONS = {
         + F.interpolate(x, size=(14, 12))[:, 1:2],
         IMAGE,
     ),
-    "longer": (lambda x: F.interpolate(x, scale_factor=1.5), X),
+    "longer": (
+        lambda x: F.interpolate(x, scale_factor=1.5)[:, 0]
+        + F.interpolate(x, scale_factor=1.7)[:, 1, :9] + F.interpolate(x, size=9)[:, 2], X
+    ),
+    "longer, between": (
+        lambda x: F.interpolate(x, scale_factor=1.7, mode="linear")[..., :3]
+        + F.interpolate(x, size=3, mode="linear", align_corners=True)
+        + F.interpolate(x, size=1, mode="linear", align_corners=True), X
+    ),
+    "larger images, between": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")
+        + F.interpolate(x, size=(14, 12), mode="bilinear", align_corners=True)
+        + F.interpolate(x, size=(3, 4), mode="bilinear").sum((2, 3), keepdim=True), IMAGE
+    ),
+    "nearest of three axes": (
+        lambda x: F.interpolate(x, scale_factor=1.7), numbers(3, 1, 2, 3, 4)
+    ),
+    "pixels as channels": (lambda x: F.pixel_unshuffle(x[..., :6, :], 2), IMAGE),
+    "mixed": (
+        lambda x, y: torch.addcmul(x, x, y, value=2) + torch.addcdiv(x, x, y * y + 1, value=0.5)
+        + torch.lerp(x, y, 0.3) + torch.lerp(x, y, x.sigmoid()) + torch.atan2(x, y * y + 1)
+        + torch.logaddexp(x, y),
+        (X, Y),
+    ),
+    "distances": (
+        lambda x, y: F.cosine_similarity(x, y, 2) + F.pairwise_distance(x, y)
+        + F.cosine_similarity(0 * x, y, 2) + torch.vdot(x[0, 0], x[0, 1])
+        + F.bilinear(x, y, ones(4, 6, 6)).sum(2),
+        (X, Y),
+    ),
+    "in order": (
+        lambda x: x.sort(1).values * x.sort(1, descending=True).values
+        + x.topk(2, 1).values.sum(1, True) * x.topk(2, 2, largest=False).values.sum(2, True)
+        + x.argsort(2, descending=True) + x.topk(6, 2).indices,
+        X,
+    ),
+    "one of many": (
+        lambda t, x: x * F.one_hot(t, 11) * torch.linspace(0, 1, 11, dtype=torch.float64)
+        + (t // 3)[..., None] + torch.eye(5, 11, dtype=torch.float64)[:, :1]
+        + torch.eye(11, dtype=torch.float64)[:5].tile(1, 2)[:, 11:],
+        (TOKENS, numbers(3, 5, 11)),
+    ),
+    "assigned": (assigned, X),
+    "no infinities": (lambda x: (x / (x > 0)).nan_to_num(1.0, 2.0, 3.0) + x.nan_to_num(), X),
     "made": (
         lambda x: x + torch.arange(6) * torch.arange(1, 7) + torch.arange(0, 12, 2) + torch.zeros(6)
         + torch.ones(6) + torch.full((6,), 2.0) + x.new_zeros(6) + x.new_ones(6)
@@ -481,7 +622,8 @@ FUNCTIONS = {
     "attention": (
         lambda x: F.scaled_dot_product_attention(x, 2 * x, x + 1, is_causal=True)
         + F.scaled_dot_product_attention(x, x, x, scale=0.3)
-        + F.scaled_dot_product_attention(x, x, x, torch.arange(36).reshape(6, 6) % 2 == 0),
+        + F.scaled_dot_product_attention(x, x, x, torch.arange(36).reshape(6, 6) % 2 == 0)
+        + F.scaled_dot_product_attention(x, x, x, torch.arange(36).reshape(6, 6) > 12),
         IMAGE[..., :6, :],
     ),
     "grouped attention": (

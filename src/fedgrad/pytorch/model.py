@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import ArgumentError, nearest
+from fedgrad.core.errors import ArgumentError, FederatedError, nearest
 from fedgrad.core.primitives import promoting
 from fedgrad.core.types import Key, Params
 
@@ -30,7 +30,9 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     dtype: Any  # of the result; None if it is not one array
+    shape: tuple[int | None, ...]  # too; None where it depends on the number of examples
     draws: bool
+    where: str  # in the user's code
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,32 @@ class Model:
                 args, kwargs = _filled((call.args, dict(call.kwargs)), env)
                 if call.draws:
                     kwargs["noise"] = jax.random.fold_in(key, number)  # type: ignore[arg-type]
-                env[call.name] = _as(call.operation(*args, **kwargs), call.dtype)
+                env[call.name] = self._result(call, args, kwargs)
         return _filled(self.outputs, env)
 
     def __repr__(self) -> str:
         mode = "training" if self.training else "evaluation"
         takes = ", ".join(f"{x.name}: {_shown(x)}" for x in jax.tree.leaves(self.inputs))
         return f"{self.name} of PyTorch, in {mode} mode: model(params, {takes})"
+
+    def _result(self, call: Call, args: Any, kwargs: Any) -> Any:
+        try:
+            result = _as(call.operation(*args, **kwargs), call.dtype)
+        except FederatedError:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise ArgumentError.here(
+                f"{self.name} has {call.target} ({call.where}), which JAX does not compute here: "
+                f"{said}. {_instead(call.target)}"
+            ) from error
+        if call.dtype is not None and not _fits(jnp.shape(result), call.shape):
+            raise ArgumentError.here(
+                f"{self.name} has {call.target} ({call.where}), whose result has shape "
+                f"{jnp.shape(result)} here and {_any(call.shape)} in PyTorch: what was given as "
+                "operations= is something else."
+            )
+        return result
 
     def _read(self, given: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
         wanted, values = jax.tree.leaves(self.inputs), jax.tree.leaves(given)
@@ -156,6 +177,22 @@ def _as(result: Any, dtype: Any) -> Any:
     return result if all(whole) else result.astype(dtype)  # tokens may stay int32
 
 
+def _fits(shape: tuple[Any, ...], wanted: tuple[int | None, ...]) -> bool:
+    pairs = zip(shape, wanted, strict=False)
+    return len(shape) == len(wanted) and all(n == m for n, m in pairs if m is not None)
+
+
+def _any(shape: tuple[int | None, ...]) -> str:
+    return f"({', '.join('any' if n is None else str(n) for n in shape)})"
+
+
+def _instead(name: str, it: str = "it", is_: str = "it is") -> str:
+    return (
+        f"Write {it} with others, or say what {is_} in JAX: fg.from_torch(module, example, "
+        f"operations={{{name!r}: lambda x, ...: ...}})."
+    )
+
+
 def _filled(tree: Any, env: Mapping[str, Any]) -> Any:
     """The tree with values in the place of their names."""
     return jax.tree.map(
@@ -182,8 +219,8 @@ def unknown(names: Mapping[str, str], known: list[str], module: str) -> Argument
     (first, *_) = names
     return ArgumentError.here(
         f"{module} has operations that fg.from_torch does not know:{calls}\n"
-        "Write them with others, or say what they are in JAX: fg.from_torch(module, example, "
-        f"operations={{{first!r}: lambda x, ...: ...}})." + _hint(first, known)
+        + _instead(first, "them", "they are")
+        + _hint(first, known)
     )
 
 

@@ -36,7 +36,17 @@ def read(
         calls=tuple(_calls(_live(exported.graph), table, name)),
         outputs=_outputs(exported),
     )
+    _require_computed(model, params, exported)
     return params, model
+
+
+def _require_computed(model: Model, params: dict[str, jax.Array], exported: Any) -> None:
+    """Raise where an operation is known but not with these arguments: all are tried, of shapes
+    alone. A model that was converted runs."""
+    (inputs, _) = exported.example_inputs
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, _dtype(x.dtype)), inputs)
+    key = jax.random.key(0) if any(call.draws for call in model.calls) else None
+    jax.eval_shape(lambda params, inputs: model(params, *inputs, key=key), params, shapes)
 
 
 def _require_pure(module: Any, exported: Any) -> None:
@@ -170,9 +180,17 @@ def _calls(nodes: list[Any], table: Mapping[str, Callable[..., Any]], name: str)
             node.target if _is_python(node) else table[_name(node)],
             args,
             kwargs,
-            _dtype(node.meta["val"].dtype) if hasattr(node.meta["val"], "dtype") else None,
+            *_kind(node.meta["val"]),
             draws is not None and draws(*args, **kwargs),
+            _where(node),
         )
+
+
+def _kind(value: Any) -> tuple[Any, tuple[int | None, ...]]:
+    """The dtype of a tensor, and its shape where that is always the same."""
+    if not hasattr(value, "dtype"):
+        return None, ()
+    return _dtype(value.dtype), tuple(n if isinstance(n, int) else None for n in value.shape)
 
 
 _OF_MEMORY = ("device", "layout", "memory_format", "non_blocking", "pin_memory", "requires_grad")

@@ -36,7 +36,11 @@ def _attention(
         scores = jnp.where(attn_mask, scores, -jnp.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    weights = jax.nn.softmax(scores, -1)
+    if attn_mask is not None:  # what may look at nothing, such as a padding, is 0 and not NaN
+        some = jnp.max(scores, -1, keepdims=True) > -jnp.inf
+        weights = jnp.where(some, jax.nn.softmax(jnp.where(some, scores, 0), -1), 0)
+    else:
+        weights = jax.nn.softmax(scores, -1)
     if noise is not None:
         weights = weights * mask(noise, dropout_p, weights)
     return weights @ value

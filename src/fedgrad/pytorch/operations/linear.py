@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedgrad.pytorch.operations.reductions import norm
+
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """An affine map of the last axis; a row of the weight for each output."""
@@ -34,7 +36,13 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
+    _require_plain(scale_grad_by_freq)
     return rows(weight, indices, padding_idx)
+
+
+def _require_plain(scale_grad_by_freq: bool) -> None:
+    if scale_grad_by_freq:
+        raise NotImplementedError("scale_grad_by_freq=True, which counts words of a whole batch")
 
 
 def _embedding_bag(
@@ -48,7 +56,8 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[Any, ...]:
-    """The sum or the mean of the rows of each bag: where a bag begins is told."""
+    """Sum, mean or maximum of the rows of each bag: where a bag begins is told."""
+    _require_plain(scale_grad_by_freq)
     bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
     begins = jnp.zeros(indices.shape, jnp.int32).at[offsets[:bags]].add(1, mode="drop")
     bag = jnp.cumsum(begins) - 1
@@ -58,19 +67,46 @@ def _embedding_bag(
         counted = jnp.where(indices == padding_idx, 0, counted)
     if per_sample_weights is not None:
         found = found * per_sample_weights[:, None]
-    if padding_idx is not None:
+    if mode == 2:  # the sum of what is the largest, of which equal ones have a part each
+        seen = jnp.where(counted[:, None] > 0, lax.stop_gradient(found), -jnp.inf)
+        counted = seen == jax.ops.segment_max(seen, bag, bags)[bag]
+        found = jnp.where(counted, found, 0)
+    elif padding_idx is not None:
         found = found * counted[:, None]
     sums = jax.ops.segment_sum(found, bag, bags)
-    if mode == 1:
-        counts = jax.ops.segment_sum(counted, bag, bags)
-        sums = sums / jnp.maximum(counts, 1)[:, None]
+    if mode > 0:
+        counts = jax.ops.segment_sum(counted.astype(sums.dtype), bag, bags)
+        sums = sums / jnp.maximum(counts, 1).reshape(bags, -1)
     return (sums,)
 
 
+def _bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
+    out = jnp.einsum("...i,oij,...j->...o", x, weight, y)
+    return out if bias is None else out + bias
+
+
+def _similarity(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    of_x, of_y = (jnp.maximum(norm(one, dim=dim), eps) for one in (x, y))
+    return jnp.sum(x * y, dim) / (of_x * of_y)
+
+
+def _distance(x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+    return norm(x - y + eps, p, -1, keepdim)
+
+
+def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """Directions times lengths: a length for each place along an axis."""
+    others = [axis for axis in range(v.ndim) if axis != dim % v.ndim]
+    return v * (g / norm(v, dim=others, keepdim=True))
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
+    "_weight_norm.default": _weight_norm,
     "addmm.default": _added,
     "baddbmm.default": _added,
+    "bilinear.default": _bilinear,
     "bmm.default": jnp.matmul,
+    "cosine_similarity.default": _similarity,
     "dot.default": jnp.matmul,
     "einsum.default": lambda equation, operands, path=None: jnp.einsum(equation, *operands),
     "embedding.default": _embedding,
@@ -80,4 +116,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mm.default": jnp.matmul,
     "mv.default": jnp.matmul,
     "outer.default": jnp.outer,
+    "pairwise_distance.default": _distance,
+    "vdot.default": jnp.matmul,
 }

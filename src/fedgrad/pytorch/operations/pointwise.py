@@ -42,8 +42,13 @@ def _prelu(x: Any, weight: Any) -> Any:
     return jnp.where(x > 0, x, x * weight)
 
 
+def absolute(x: Any) -> Any:
+    """With a derivative of 0 at 0."""
+    return x * jax.lax.stop_gradient(jnp.sign(x))
+
+
 def _elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    below = jnp.expm1(jnp.minimum(x, 0) * input_scale) * alpha
+    below = jnp.expm1(jnp.where(x > 0, 0, x) * input_scale) * alpha
     return jnp.where(x > 0, x, below) * scale
 
 
@@ -57,7 +62,8 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
-    return _clamp(x, min_val, max_val)
+    """Unlike those of a clamp, its derivative is 0 at both ends, too."""
+    return jnp.where(x <= min_val, min_val, jnp.where(x >= max_val, max_val, x))
 
 
 def _glu(x: Any, dim: int = -1) -> Any:
@@ -69,6 +75,10 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
     return jnp.where(mask, jnp.asarray(value, x.dtype), x)
 
 
+def _nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
+    return jnp.nan_to_num(x, nan=nan or 0.0, posinf=posinf, neginf=neginf)
+
+
 def _to(x: Any, dtype: Any = None, *_: Any, **__: Any) -> Any:
     # Tensors that were named only for their dtype come as their dtype's owner.
     dtype = getattr(dtype, "dtype", dtype)
@@ -76,7 +86,7 @@ def _to(x: Any, dtype: Any = None, *_: Any, **__: Any) -> Any:
 
 
 _UNARY: dict[str, Callable[..., Any]] = {
-    "abs": jnp.abs,
+    "abs": absolute,
     "acos": jnp.arccos,
     "asin": jnp.arcsin,
     "atan": jnp.arctan,
@@ -90,8 +100,8 @@ _UNARY: dict[str, Callable[..., Any]] = {
     "floor": jnp.floor,
     "gelu": _gelu,
     "glu": _glu,
-    "hardsigmoid": lambda x: _clamp(x + 3, 0, 6) / 6,
-    "hardswish": lambda x: x * _clamp(x + 3, 0, 6) / 6,
+    "hardsigmoid": lambda x: _hardtanh(x + 3, 0, 6) / 6,
+    "hardswish": lambda x: x * _hardtanh(x + 3, 0, 6) / 6,
     "hardtanh": _hardtanh,
     "isfinite": jnp.isfinite,
     "isinf": jnp.isinf,
@@ -107,7 +117,7 @@ _UNARY: dict[str, Callable[..., Any]] = {
     "neg": jnp.negative,
     "reciprocal": lambda x: 1 / x,
     "relu": jax.nn.relu,
-    "relu6": lambda x: _clamp(x, 0, 6),
+    "relu6": lambda x: _hardtanh(x, 0, 6),
     "round": jnp.round,
     "rsqrt": jax.lax.rsqrt,
     "selu": lambda x: _elu(x, 1.6732632423543772, 1.0507009873554805),
@@ -121,6 +131,7 @@ _UNARY: dict[str, Callable[..., Any]] = {
     "square": jnp.square,
     "tan": jnp.tan,
     "tanh": jnp.tanh,
+    "threshold": lambda x, threshold, value: jnp.where(x > threshold, x, value),
     "trunc": jnp.trunc,
     # What only concerns memory.
     "alias": lambda x: x,
@@ -133,8 +144,14 @@ _UNARY: dict[str, Callable[..., Any]] = {
     "clamp_min": _clamp,
     "clamp_max": lambda x, max: _clamp(x, None, max),
     "_to_copy": _to,
+    "addcdiv": lambda x, a, b, value=1: x + value * a / b,
+    "addcmul": lambda x, a, b, value=1: x + value * a * b,
+    "atan2": jnp.arctan2,
+    "floor_divide": jnp.floor_divide,
+    "logaddexp": jnp.logaddexp,
     "maximum": jnp.maximum,
     "minimum": jnp.minimum,
+    "nan_to_num": _nan_to_num,
     "logical_and": jnp.logical_and,
     "logical_or": jnp.logical_or,
     "logical_xor": jnp.logical_xor,
@@ -149,6 +166,7 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "ne": jnp.not_equal,
     "lt": jnp.less,
     "le": jnp.less_equal,
+    "lerp": lambda x, y, weight: x + weight * (y - x),
     "gt": jnp.greater,
     "ge": jnp.greater_equal,
     "remainder": jnp.remainder,

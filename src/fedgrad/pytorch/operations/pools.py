@@ -104,7 +104,7 @@ def _adaptive(axes: int, fun: Callable[..., Any]) -> Callable[..., Any]:
     """Along each axis by itself: so many windows that cover it, as equal as can be."""
 
     def pool(x: Any, output_size: Sizes) -> Any:
-        for axis, wanted in zip(range(-axes, 0), each(output_size, axes), strict=True):
+        for axis, wanted in reversed([*zip(range(-axes, 0), each(output_size, axes), strict=True)]):
             n = x.shape[axis]
             bounds = [(i * n // wanted, -(-(i + 1) * n // wanted)) for i in range(wanted)]
             slices = [lax.slice_in_dim(x, low, high, axis=axis) for low, high in bounds]
@@ -115,8 +115,15 @@ def _adaptive(axes: int, fun: Callable[..., Any]) -> Callable[..., Any]:
     return pool
 
 
+def _first_of_largest(x: Any, axis: int, keepdims: bool) -> Any:
+    """The last axis comes first: so it is the first in the order of rows and columns."""
+    first = jnp.argmax(x, axis, keepdims=True)
+    places = jnp.arange(x.shape[axis]).reshape(-1, *[1] * (-1 - axis))
+    return jnp.sum(jnp.where(places == first, x, 0), axis, keepdims=keepdims)
+
+
 def _adaptive_max(axes: int) -> Callable[..., Any]:
-    pool = _adaptive(axes, jnp.max)
+    pool = _adaptive(axes, _first_of_largest)
     return lambda x, output_size: (pool(x, output_size),)  # where they were, nobody can ask
 
 

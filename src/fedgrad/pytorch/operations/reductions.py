@@ -1,10 +1,13 @@
 """Operations that make one number of many, or put them in relation: sums, maxima, softmax."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from fedgrad.pytorch.operations.pointwise import absolute
 
 Axes = int | Sequence[int] | None
 
@@ -52,17 +55,29 @@ def _unbiased(fun: Callable[..., Any]) -> Callable[..., Any]:
     return reduced
 
 
+def _power(x: Any, exponent: float) -> Any:
+    """Of what is not negative. At zero the derivative is 0, not infinite or NaN."""
+    zero = x == 0
+    other = jnp.where(zero, 1, x)
+    return jnp.where(zero, 0, jnp.sqrt(other) if exponent == 0.5 else other**exponent)
+
+
 def _deviation(*args: Any, **how: Any) -> Any:
-    return jnp.sqrt(_variance(*args, **how))
+    return _power(_variance(*args, **how), 0.5)
 
 
-def _norm(x: Any, ord: Any = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Any:
+def norm(x: Any, ord: Any = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    """The norm of vectors along some axes."""
     how: dict[str, Any] = {"axis": axes(dim), "keepdims": keepdim}
-    if ord != 2:
-        return jnp.sum(jnp.abs(x) ** ord, **how) ** (1 / ord)
-    squares = jnp.sum(x * x, **how)
-    some = squares > 0  # at zero the derivative is 0, not NaN
-    return jnp.where(some, jnp.sqrt(jnp.where(some, squares, 1)), 0)
+    if ord == 2:
+        return _power(jnp.sum(x * x, **how), 0.5)
+    if abs(ord) == math.inf:
+        return (jnp.max if ord > 0 else jnp.min)(absolute(x), **how)
+    if ord == 0:
+        return jnp.sum(x != 0, **how)
+    if ord < 0:
+        raise NotImplementedError(f"a norm of order {ord}")
+    return _power(jnp.sum(_power(absolute(x), ord), **how), 1 / ord)
 
 
 def _softmax(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,6 +86,16 @@ def _softmax(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 def _cumsum(x: Any, dim: int, dtype: Any = None) -> Any:
     return jnp.cumsum(x if dtype is None else x.astype(dtype), axis=dim)
+
+
+def _sorted(x: Any, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
+    where = jnp.argsort(x, axis=dim, descending=descending)
+    return jnp.take_along_axis(x, where, dim), where
+
+
+def _top(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    values, where = _sorted(x, dim, largest)
+    return tuple(jax.lax.slice_in_dim(found, 0, k, axis=dim) for found in (values, where))
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -82,8 +107,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "any.dim": _reduced(jnp.any),
     "argmax.default": _reduced(jnp.argmax),
     "argmin.default": _reduced(jnp.argmin),
+    "argsort.default": lambda x, dim=-1, descending=False: _sorted(x, dim, descending)[1],
     "cumsum.default": _cumsum,
-    "linalg_vector_norm.default": _norm,
+    "linalg_vector_norm.default": norm,
     "log_softmax.int": _softmax(jax.nn.log_softmax),
     "logsumexp.default": _reduced(jax.scipy.special.logsumexp),
     "max.default": jnp.max,
@@ -94,11 +120,13 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "min.dim": _chosen(jnp.argmin),
     "prod.default": _whole(jnp.prod),
     "prod.dim_int": _reduced(jnp.prod),
+    "sort.default": _sorted,
     "softmax.int": _softmax(jax.nn.softmax),
     "std.correction": _deviation,
     "std.dim": _unbiased(_deviation),
     "sum.default": _whole(jnp.sum),
     "sum.dim_IntList": _reduced(jnp.sum),
+    "topk.default": _top,
     "var.correction": _variance,
     "var.dim": _unbiased(_variance),
 }

@@ -1,9 +1,10 @@
 """Operations that move numbers, choose some of them, or make new ones. Sizes may be symbols."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 END = 2**63 - 1  # what PyTorch writes for "to the end"
@@ -18,14 +19,22 @@ def _expand(x: Any, size: Sequence[Any], implicit: bool = False) -> Any:
 
 
 def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
-    end = None if isinstance(end, int) and end >= END else end
-    if start in (None, 0) and end is None and step == 1:
+    if start in (None, 0) and _end(end) is None and step == 1:
         return x
-    return x[(*[slice(None)] * (dim % x.ndim), slice(start, end, step))]
+    return x[_along(x, dim, slice(start, _end(end), step))]
+
+
+def _end(end: Any) -> Any:
+    return None if isinstance(end, int) and end >= END else end
+
+
+def _along(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
+    """The index of one axis as that of all."""
+    return (*[slice(None)] * (dim % x.ndim), index)
 
 
 def _select(x: Any, dim: int, index: Any) -> Any:
-    return x[(*[slice(None)] * (dim % x.ndim), index)]
+    return x[_along(x, dim, index)]
 
 
 def _squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Any:
@@ -77,15 +86,56 @@ def _pixel_shuffle(x: Any, upscale_factor: int) -> Any:
     return x.transpose(order).reshape(*batch, channels // r**2, rows * r, columns * r)
 
 
-def _upsample_nearest(x: Any, output_size: Any, *scales: Any) -> Any:
+def _pixel_unshuffle(x: Any, downscale_factor: int) -> Any:
+    r, (*batch, channels, rows, columns) = downscale_factor, x.shape
+    x = x.reshape(*batch, channels, rows // r, r, columns // r, r)
+    first = len(batch)
+    order = (*range(first + 1), *(first + i for i in (2, 4, 1, 3)))
+    return x.transpose(order).reshape(*batch, channels * r**2, rows // r, columns // r)
+
+
+def _sizes(x: Any, output_size: Any, factors: Any) -> Iterator[tuple[int, int, int, float]]:
+    """Of each axis of space (its number, places now, places wanted, places now by each wanted)."""
+    for i, n in enumerate(x.shape[2:]):
+        if factors is None:
+            yield i + 2, n, output_size[i], n / output_size[i]
+        else:
+            yield i + 2, n, math.floor(n * factors[i]), 1 / factors[i]
+
+
+def _upsample_nearest(x: Any, output_size: Any, scale_factors: Any = None) -> Any:
     """Each place takes the nearest of the image, along each axis by itself."""
-    space = x.shape[2:]
-    if output_size is None:  # factors are given instead
-        factors = scales[0] if isinstance(scales[0], list | tuple) else scales
-        output_size = [math.floor(n * f) for n, f in zip(space, factors, strict=True)]
-    for axis, (n, out) in enumerate(zip(space, output_size, strict=True), 2):
-        x = jnp.take(x, jnp.arange(out) * n // out, axis=axis)
+    for axis, n, out, by in _sizes(x, output_size, scale_factors):
+        at = jnp.floor(jnp.arange(out, dtype=jnp.float32) * jnp.float32(by)).astype(jnp.int32)
+        x = jnp.take(x, jnp.minimum(at, n - 1), axis=axis)
     return x
+
+
+def _upsample_linear(
+    x: Any, output_size: Any, align_corners: bool, scale_factors: Any = None
+) -> Any:
+    """Each place lies between two of the image, along each axis by itself."""
+    for axis, n, out, by in _sizes(x, output_size, scale_factors):
+        places = jnp.arange(out, dtype=x.dtype)
+        if align_corners:
+            at = places * ((n - 1) / max(out - 1, 1))
+        else:
+            at = jnp.maximum((places + 0.5) * by - 0.5, 0)
+        low = jnp.minimum(jnp.floor(at).astype(jnp.int32), n - 1)
+        part = (at - low).reshape(-1, *[1] * (x.ndim - 1 - axis))
+        before, after = (jnp.take(x, jnp.minimum(low + k, n - 1), axis=axis) for k in (0, 1))
+        x = before * (1 - part) + after * part
+    return x
+
+
+def _with_slice(
+    x: Any, part: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Any:
+    return x.at[_along(x, dim, slice(start, _end(end), step))].set(part)
+
+
+def _with_selected(x: Any, part: Any, dim: int, index: int) -> Any:
+    return x.at[_along(x, dim, index)].set(part)
 
 
 def _arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **_: Any) -> Any:
@@ -119,8 +169,12 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "arange.start": _arange,
     "arange.start_step": _arange,
     "cat.default": lambda tensors, dim=0: jnp.concatenate(tensors, dim),
+    "copy.default": lambda x, other, non_blocking=False: jnp.broadcast_to(other, x.shape),
     "empty_like.default": _filled_like(0),
     "expand.default": _expand,
+    "eye.default": lambda n, dtype=None, **_: jnp.eye(n, dtype=dtype),
+    "eye.m": lambda n, m, dtype=None, **_: jnp.eye(n, m, dtype=dtype),
+    "fill.Tensor": lambda x, value: jnp.broadcast_to(value, x.shape),
     "flip.default": lambda x, dims: jnp.flip(x, tuple(dims)),
     "full.default": _full,
     "full_like.default": lambda x, value, dtype=None, **_: jnp.full(
@@ -129,23 +183,30 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "gather.default": lambda x, dim, index, **_: jnp.take_along_axis(x, index, dim),
     "index.Tensor": _index,
     "index_select.default": lambda x, dim, index: jnp.take(x, index, axis=dim),
+    "linspace.default": lambda start, end, steps, dtype=None, **_: jnp.linspace(
+        start, end, steps, dtype=dtype
+    ),
     "new_empty.default": _new_filled(0),
     "new_full.default": lambda x, size, value, dtype=None, **_: jnp.full(
         size, value, dtype or x.dtype
     ),
     "new_ones.default": _new_filled(1),
     "new_zeros.default": _new_filled(0),
+    "one_hot.default": lambda x, num_classes: jax.nn.one_hot(x, num_classes, dtype=jnp.int32),
     "ones.default": _filled(1),
     "ones_like.default": _filled_like(1),
     "pad.default": _pad,
     "permute.default": jnp.transpose,
     "pixel_shuffle.default": _pixel_shuffle,
+    "pixel_unshuffle.default": _pixel_unshuffle,
     "repeat.default": _repeat,
     "repeat_interleave.self_int": lambda x, n, dim=None, **_: jnp.repeat(x, n, axis=dim),
     "roll.default": lambda x, shifts, dims=(): jnp.roll(x, shifts, dims or None),
     "scalar_tensor.default": lambda value, dtype=None, **_: jnp.asarray(value, dtype),
     "select.int": _select,
+    "select_scatter.default": _with_selected,
     "slice.Tensor": _slice,
+    "slice_scatter.default": _with_slice,
     "split.Tensor": _split,
     "split_with_sizes.default": _split,
     "squeeze.default": _squeeze,
@@ -154,13 +215,17 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "stack.default": lambda tensors, dim=0: jnp.stack(tensors, dim),
     "sym_size.int": lambda x, dim: x.shape[dim],
     "t.default": jnp.transpose,
+    "tile.default": _repeat,
     "transpose.int": jnp.swapaxes,
     "tril.default": lambda x, diagonal=0: jnp.tril(x, diagonal),
     "triu.default": lambda x, diagonal=0: jnp.triu(x, diagonal),
     "unbind.int": _unbind,
     "unsqueeze.default": jnp.expand_dims,
+    "upsample_bilinear2d.vec": _upsample_linear,
+    "upsample_linear1d.vec": _upsample_linear,
     "upsample_nearest1d.vec": _upsample_nearest,
     "upsample_nearest2d.vec": _upsample_nearest,
+    "upsample_nearest3d.vec": _upsample_nearest,
     "view.default": _view,
     "zeros.default": _filled(0),
     "zeros_like.default": _filled_like(0),
