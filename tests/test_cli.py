@@ -502,7 +502,7 @@ def test_training_goes_on(own, capsys):
     capsys.readouterr()
     assert train(*words, rounds=5) == 0
     out, err = capsys.readouterr()
-    assert "Train loss" in out and "Sent in all" in out and "fedsgd, in out" in err
+    assert "Train loss" in out and "Sent in all" in out and "FedSGD, in out" in err
     after = history(own / "out/own_tasks.task-fedsgd")
     assert [row["round"] for row in after] == [0, 1, 2, 3, 4, 5]  # 0 is evaluated alone
     assert [row["loss"] for row in after[1:4]] == [row["loss"] for row in before[1:]]

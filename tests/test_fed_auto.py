@@ -187,7 +187,7 @@ def test_a_schedule_is_not_taken_for_a_rate():
     ):
         fg.self_tuning(scaled)
     layer = fg.fed_avg(lambda p, b: loss(p["factor"], b), client={"factor": 0.1})
-    assert "client 1, server 1" in fg.self_tuning(layer).init({"factor": as_params(START)}).rates
+    assert "client 1e-1, server 1" in fg.self_tuning(layer).init({"factor": as_params(START)}).rates
     late = fg.self_tuning(BAD).starting({"client.learning_rate": decay})
     with pytest.raises(fg.FederatedError, match=r"starting\(\{'client.learning_rate': 0.1\}\)"):
         late.init(as_params(START))
