@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedgrad.core.types import State
 
 LEAST = 3  # rounds that can tell something about chance
-CHANCE = 3.0  # standard errors that chance may explain; it is asked many times
+CHANCE = 5.0  # standard errors that chance may explain: of few rounds, and it is asked many times
 
 
 @jax.tree_util.register_dataclass

@@ -5,29 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from fedgrad.algorithms.settings import NAMES
 from fedgrad.show.numbers import number, percent
 
-# By their names on the command line, as their authors write them.
-ALGORITHMS = {
-    "fedadagrad": "FedAdagrad",
-    "fedadam": "FedAdam",
-    "fedauto": "FedAuto",
-    "fedavg": "FedAvg",
-    "fedavgm": "FedAvgM",
-    "feddog": "FedDoG",
-    "feddyn": "FedDyn",
-    "fedexp": "FedExP",
-    "fedhyper": "FedHyper",
-    "fedhypergradient": "FedHypergradient",
-    "fedmechanic": "FedMechanic",
-    "fednova": "FedNova",
-    "fedprodigy": "FedProdigy",
-    "fedprox": "FedProx",
-    "fedsgd": "FedSGD",
-    "fedyogi": "FedYogi",
-    "perfedavg": "Per-FedAvg",
-    "scaffold": "SCAFFOLD",
-}
+# By their names on the command line, which have no underscores.
+ALGORITHMS = {name.replace("_", ""): title for name, title in NAMES.items()}
 # Which way is better, by the last word of a name; others are not judged.
 HIGHER, LOWER = ("accuracy", "recall", "precision", "f1", "auc"), ("loss", "error", "perplexity")
 
