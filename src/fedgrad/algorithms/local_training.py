@@ -95,8 +95,7 @@ class LocalTraining:
         object.__setattr__(self, "optimizer", _of_clients(self.optimizer))
 
     def __repr__(self) -> str:
-        amount = {"epochs": self.epochs or 1} if self.steps is None else {"steps": self.steps}
-        said = {"batch_size": self.batch_size, **amount}
+        said = {"batch_size": self.batch_size, **self._amount}
         said |= {} if self.shuffle else {"shuffle": False}
         words = [f"{n}={'a schedule' if callable(v) else v}" for n, v in said.items()]
         return f"LocalTraining({', '.join([str(self.optimizer), *words])})"
@@ -110,9 +109,12 @@ class LocalTraining:
     @property
     def settings(self) -> dict[str, Any]:
         """What is done, in words and numbers."""
-        amount = {"epochs": self.epochs or 1} if self.steps is None else {"steps": self.steps}
         told = {"batch_size": self.batch_size, "optimizer": self.optimizer.words}
-        return {**told, **amount, "shuffle": self.shuffle}
+        return {**told, **self._amount, "shuffle": self.shuffle}
+
+    @property
+    def _amount(self) -> dict[str, Any]:
+        return {"epochs": self.epochs or 1} if self.steps is None else {"steps": self.steps}
 
     def require(self, hyper: Hyper) -> None:
         """Refuse more work than there is room for."""

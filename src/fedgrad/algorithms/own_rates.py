@@ -2,8 +2,8 @@
 
 First it races with itself at other rates. What won then races with itself while the server's rate
 follows its hypergradient. What won that goes on as any other, but is watched: it trains on more
-examples now, and its rates may be too large for that. The recipe was chosen on digits and
-Synthetic(1, 1) and then tested on other tasks: docs/no-tuning.md.
+examples now, and its rates may be too large for that. The races were chosen on digits and
+Synthetic(1, 1) and then tested on other tasks, the watch because of CIFAR-100: docs/no-tuning.md.
 """
 
 import functools
