@@ -12,7 +12,7 @@ import pytest
 
 import fedgrad as fg
 from by_hand import CLIENTS, POPULATION, START, as_params, as_vector, loss
-from fedgrad.algorithms.race import RaceState, _Stages
+from fedgrad.algorithms.stages import Stages
 from fedgrad.federation import InProcess
 from laws import every_executor
 
@@ -318,8 +318,9 @@ def test_of_candidates_that_are_equal_the_first_one_leads():
     )
 
 
-def by_hand(step, start=0.0):
-    """An algorithm of a user's own, with a number of its own in the state, and without a loss."""
+def by_hand(step, start=0.0, rate=None, told=None):
+    """An algorithm of a user's own, with a number of its own in the state, which counts rounds; and
+    without a loss, unless what is `told` is one."""
 
     @jax.tree_util.register_dataclass
     @dataclass(frozen=True)
@@ -329,10 +330,69 @@ def by_hand(step, start=0.0):
 
     @fg.program(cohort=fg.CLIENTS)
     def round(state, hyper, cohort, key):
-        params = jax.tree.map(lambda x: x + step(state.number), state.params)
-        return Own(params, state.number + fg.mean(jnp.float32(1))), fg.Metrics()
+        given = [] if rate is None else [hyper["server"]["learning_rate"]]
+        params = jax.tree.map(lambda x: x + step(state.number, *given), state.params)
+        known = fg.Metrics(loss=None if told is None else told(state.number, *given))
+        return Own(params, state.number + fg.mean(jnp.float32(1))), known
 
-    return fg.Algorithm(lambda params, hyper=None: Own(params, jnp.float32(start)), round, {}, loss)
+    hyper = {} if rate is None else {"server": {"learning_rate": rate}}
+    first = lambda params, hyper=None: Own(params, jnp.float32(start))
+    return fg.Algorithm(first, round, hyper, loss)
+
+
+def unstable(rate):
+    """An algorithm that goes on by its server's rate; if that is large, its clients tell a loss
+    that is high from round 14 on."""
+
+    def told(number, rate):
+        return jnp.where((number >= 13) & (rate > 0.006), 5.0, 1 - 0.01 * number)
+
+    return by_hand(lambda _, rate: rate, rate=rate, told=told)
+
+
+def test_who_goes_on_alone_and_gets_worse_goes_back_with_half_the_rate(tmp_path):
+    race = fg.race({"best": unstable(0.01), "wild": unstable(100.0)}, {0.2: 1})
+    result = train(race, rounds=40)
+    # It is asked after 12 rounds, all being well, and after 16: it is where it was after 12.
+    pace = result.history["race.pace.best"]
+    assert [*result.history.rounds("race.pace.best")] == [*range(9, 41)]
+    assert pace.tolist() == [1.0] * 8 + [0.5] * 24
+    np.testing.assert_allclose(as_vector(result.params), START + 12 * 0.01 + 24 * 0.005, rtol=1e-6)
+    assert result.history["loss"][13:16].tolist() == [5.0] * 3
+    assert (result.history["loss"][16:] < 1).all()
+    for stop in (12, 15, 16, 17):
+        out = tmp_path / str(stop)
+        train(race, rounds=40, out=out, callbacks=[lambda t, *_, s=stop: t == s])
+        again = train(race, rounds=40, out=out)
+        jax.tree.map(np.testing.assert_array_equal, again.state, result.state)
+
+
+def test_nobody_is_held_twice_while_several_race():
+    race = fg.race({"best": unstable(0.01), "wild": unstable(100.0)}, {0.2: 1})
+    held = {}
+    train(race, rounds=20, callbacks=[lambda t, s, _: held.update({t: [*s.watch.safe]})])
+    assert all(held[t] == ([] if t <= 4 else ["best"]) for t in held)
+    # What has no rates that could be lowered is not watched, nor is a race in the race.
+    for one in (by_hand(lambda t: 0.1), fg.race({"a": AVGM, "b": SLOW}, {0.2: 1})):
+        state = train(fg.race({"one": one}), rounds=20).state
+        assert not state.watch.safe and state.pace == 1
+
+
+def test_an_incumbent_trains_as_if_there_were_no_race():
+    """Also on the examples that judge the others."""
+    race = fg.race({"given": AVGM, "slow": SLOW}, {0.5: 1}, incumbent="given")
+    result, alone = train(race), train(AVGM)
+    assert [*result.state.candidates] == ["given"]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9),
+        result.state.candidates["given"],
+        alone.state,
+    )
+    # So do clients that its hypergradients are of.
+    tuned = fg.self_tuning(AVGM, "server.learning_rate")
+    race = fg.race({"given": tuned, "slow": SLOW}, {1.0: 1}, incumbent="given")
+    found, alone = train(race, rounds=3).state.candidates["given"], train(tuned, rounds=3).state
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found, alone)
 
 
 def test_what_diverges_in_the_round_before_a_cut_does_not_win():
@@ -366,10 +426,7 @@ def test_without_judges_and_losses_all_are_equal():
 
 
 def stages(cuts, scores, squares=None, incumbent=None, rounds=5):
-    found = _Stages(cuts, [*scores], incumbent, ())
-    left = cuts[min(cuts)]
-    state = RaceState(dict(scores), scores, squares or {}, 0, 0)
-    return found._best(state, left, rounds)
+    return Stages(cuts, [*scores], incumbent).best(scores, squares or {}, cuts[min(cuts)], rounds)
 
 
 def test_families_may_begin_alike():

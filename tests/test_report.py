@@ -481,6 +481,19 @@ def test_a_race_shows_who_was_dropped_and_why(tmp_path, rounds, then):
     assert found["g"] == ("4", "6.00", "dropped: diverged")
 
 
+def test_a_winner_that_went_back_says_when(tmp_path):
+    folder = write_race(tmp_path, 20, "c")
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    for row in rows[12:]:
+        row["race.pace.c"] = 1.0 if row["round"] < 15 else 0.5 if row["round"] < 18 else 0.25
+    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text, _ = report_of(folder)
+    words = "Its loss rose, so in round 15, 18 it went back, to go on with half the rate."
+    (lead,) = [e[2] for e in Found(text).all("p", "lead")]
+    assert lead == f"c won the race of 7 and goes on alone since round 12. {words}"
+    assert f"goes on alone. {words}" in text
+
+
 def test_whose_race_it_is_where_runs_are_compared(tmp_path):
     runs = {"auto": write_race(tmp_path / "a", 20, "c"), "plain": write_run(tmp_path / "b")}
     text = fg.compare(runs, tmp_path / "compare.html").read_text()

@@ -1,5 +1,7 @@
 """A training that is watched: what makes it worse for several rounds is undone."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,19 +37,51 @@ def test_mean_and_variance_also_far_from_zero(offset):
         (STEADY, (0.5, 0.4, 0.3, 0.3), False),
         (STEADY, (1.5, 1.6, 1.4, 1.5), True),
         (STEADY, (1.0, 1.2, 2.0, 4.0), True),  # by and by: these differ, and not by chance
-        (STEADY, (3.0, 3.0, 3.0), None),  # of fewer rounds than were asked for
-        ((1.0, 1.0), (3.0, 3.0, 3.0, 3.0), False),  # nothing is known of chance
+        (STEADY, (1.0, np.nan, 1.0, 1.0), True),
+        (STEADY, (1.0, 1.0, 1.0, np.inf), True),
+        (STEADY, (3.0, 3.0), False),  # nothing is known of chance
+        ((1.0, 1.0), (3.0, 3.0, 3.0, 3.0), False),
         ((), (3.0, 3.0, 3.0, 3.0), False),
+        # They do not differ at all, so every rise is no chance; it matters if much is lost by it.
+        ((1.0, 1.0, 1.0), (1.05, 1.05, 1.05), False),
+        ((1.0, 1.0, 1.0), (1.2, 1.2, 1.2), True),
+        # Three that happen to be alike know little of chance.
+        ((1.0, 1.02, 0.98), (1.2, 1.2, 1.2), False),
+        (7 * (1.0, 1.02, 0.98), (1.2, 1.2, 1.2), True),
     ],
 )
-def test_worse_by_more_than_chance_explains(before, since, worse):
-    assert Watch(None, seen(before), seen(since)).got_worse(4) is worse
+@pytest.mark.parametrize("shift", [0.0, -7.0])
+def test_worse_by_more_than_chance_explains_and_than_nobody_would_notice(
+    before, since, worse, shift
+):
+    before, since = (np.array(losses) + shift for losses in (before, since))
+    watch = Watch({}, jnp.float32(2.0 + shift), seen(before), seen(since))
+    assert watch.got_worse() is worse
 
 
-def test_a_loss_that_is_unknown_or_not_finite_tells_nothing():
-    found = seen(STEADY)
-    assert found.plus(None) is found
-    jax.tree.map(np.testing.assert_array_equal, found.plus(jnp.float32(jnp.nan)), found)
+def test_where_nothing_was_gained_every_rise_counts_that_is_no_chance():
+    for began in (1.0, 0.5, np.nan):
+        watch = Watch({}, jnp.float32(began), seen((1.0, 1.0, 1.0)), seen((1.01, 1.01, 1.01)))
+        assert watch.got_worse()
+
+
+def test_it_is_asked_in_time_and_of_enough_rounds():
+    worse = Watch({"a": "safe"}, jnp.float32(2.0), seen(STEADY), seen((3.0, 3.0, 3.0, 3.0)))
+    assert worse.asked({"a": "now"}, 9, 80) == ({"a": "now"}, worse, False)  # every four rounds
+    few = Watch({"a": "safe"}, jnp.float32(2.0), seen(STEADY), seen((3.0, 3.0, 3.0)))
+    assert few.asked({"a": "now"}, 8, 80) == ({"a": "now"}, few, False)
+    state, known, back = worse.asked({"a": "now"}, 8, 80)
+    assert state == {"a": "safe"} and back and known.since.rounds == 0
+    assert known.before is worse.before and known.safe == {"a": "safe"}
+    well = Watch({"a": "safe"}, jnp.float32(2.0), seen(STEADY), seen(STEADY[:4]))
+    state, known, back = well.asked({"a": "now"}, 8, 80)
+    assert state == known.safe == {"a": "now"} and not back and known.before is well.since
+
+
+def test_a_loss_that_is_unknown_tells_nothing():
+    watch = Watch.begin({})
+    assert watch.plus(None) is watch and seen(STEADY).plus(None).rounds == len(STEADY)
+    assert watch.plus(jnp.float32(3.0)).plus(jnp.float32(1.0)).began == 3.0
 
 
 def test_what_won_and_got_worse_goes_back_to_where_it_was_with_half_the_rate():
@@ -61,13 +95,13 @@ def test_what_won_and_got_worse_goes_back_to_where_it_was_with_half_the_rate():
     state, before = until(43), until(40)
     assert [*state.parts] == ["alone"]
     before = tuned.between(before, 40, 80)  # where it was asked last, all being well
-    jax.tree.map(np.testing.assert_array_equal, state.watch.safe, before.parts["alone"])
+    jax.tree.map(np.testing.assert_array_equal, state.watch.safe, before.parts)
     ((name, rates),) = state.rates.items()
     for since, undone in ((STEADY, False), (np.array(STEADY) + 1, True)):
-        watch = Watch(state.watch.safe, seen(STEADY), seen(since))
-        told = tuned.between(type(state)(state.parts, state.rates, watch), 44, 80)
-        expected = state.watch.safe if undone else state.parts["alone"]
-        jax.tree.map(np.testing.assert_array_equal, told.parts["alone"], expected)
+        watch = replace(state.watch, before=seen(STEADY), since=seen(since))
+        told = tuned.between(replace(state, watch=watch), 44, 80)
+        expected = state.watch.safe if undone else state.parts
+        jax.tree.map(np.testing.assert_array_equal, told.parts, expected)
         half = 0.5 if undone else 1.0
         got = told.rates[name]
         assert float(got["server.learning_rate"]) == half * float(rates["server.learning_rate"])

@@ -23,9 +23,9 @@ from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.parametrization import learned, log
-from fedgrad.algorithms.race import after, inside, race, stage
+from fedgrad.algorithms.race import inside, race, stage
 from fedgrad.algorithms.safeguards import undone
-from fedgrad.algorithms.watch import Losses, Watch
+from fedgrad.algorithms.watch import Watch, eased_by, rates_of
 from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.clients.held_out import A_FIFTH
 from fedgrad.core.errors import ArgumentError
@@ -49,9 +49,6 @@ CUTS = {0.05: 4, 0.15: 3, 0.35: 1}
 FOLLOWED, STEP, HORIZON = "server.learning_rate", 0.03, Horizon(20, through="server")
 STAYS, FOLLOWS = "stays", "follows"
 DUEL = {0.35: 2, 0.45: 1}
-# After such parts of all rounds it is asked whether what goes on got worse. If so, it goes back to
-# where that was asked before, with half the rate.
-ASKED = 0.05
 
 
 @jax.tree_util.register_dataclass
@@ -90,7 +87,7 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             "tuned (again)."
         )
     _refuse_scaled(algorithm)
-    names = {branch: _rates(algorithm.hyper, branch) for branch in ("client", "server")}
+    names = {branch: rates_of(algorithm.hyper, branch) for branch in ("client", "server")}
     tried = [branch for branch in names if names[branch]]
     if not tried:
         raise ArgumentError.here(
@@ -128,13 +125,13 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             "alone": base.init(params, hyper),
         }
         if duel is not None:
-            parts["duel"] = duel.init(params, dict.fromkeys((STAYS, FOLLOWS), hyper))
-        return OwnRatesState(parts, rates, Watch.begin(parts["alone"]))
+            begin = duel.init(params, dict.fromkeys((STAYS, FOLLOWS), hyper))
+            parts["duel"] = replace(begin, watch=Watch.begin({}))  # who wins it is watched here
+        return OwnRatesState(parts, rates, Watch.begin({"alone": parts["alone"]}))
 
     def round(state: OwnRatesState, hyper: Hyper, *args: Any) -> tuple[OwnRatesState, Metrics]:
         parts, metrics = play(state, hyper, *args)
-        seen = replace(state.watch, since=state.watch.since.plus(metrics.loss))
-        return replace(state, parts=parts, watch=seen), metrics
+        return replace(state, parts=parts, watch=state.watch.plus(metrics.loss)), metrics
 
     def play(state: OwnRatesState, hyper: Hyper, *args: Any) -> tuple[dict[str, Any], Metrics]:
         parts = state.parts
@@ -162,15 +159,20 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
                 left = game.between(state.parts[name], done, planned)
                 if len(left.candidates) < len(state.parts[name].candidates):
                     # Losses of another number of candidates are not those of this one.
-                    known = replace(state.watch, before=state.watch.since, since=Losses.none())
-                    state = replace(state, watch=known)
+                    state = replace(state, watch=state.watch.moved({}))
                 if left is not state.parts[name]:
                     state = replace(state, parts={**state.parts, name: left})
                 if len(left.candidates) > 1:
                     return state
                 state = ends(state)
-        rounds = after(ASKED, planned)
-        return asked(state, rounds) if done % rounds == 0 else state
+        now, known, worse = state.watch.asked(state.parts, done, planned)
+        if known is state.watch:
+            return state
+        if worse:  # it is back where it was asked before, and goes on at half the rate
+            ((name, rates),) = state.rates.items()
+            half = {n: rates[n] / 2 for n in eased_by(algorithm.hyper)}
+            state = replace(state, rates={name: {**rates, **half}})
+        return replace(state, parts=now, watch=known)
 
     def won(state: OwnRatesState) -> OwnRatesState:
         """The race is over."""
@@ -180,7 +182,7 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             return alone(state, winner, rates)
         raw = {FOLLOWED: form.raw(rates[name][FOLLOWED])}
         follower = state.parts["duel"].candidates[FOLLOWS].going_on(winner, raw)
-        both = stage({STAYS: winner, FOLLOWS: follower}, STAYS)
+        both = stage({STAYS: winner, FOLLOWS: follower}, STAYS, Watch.begin({}))
         parts = {"alone": state.parts["alone"], "duel": both}
         return OwnRatesState(parts, rates, state.watch)
 
@@ -195,20 +197,8 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
         return alone(state, winner.inner, {name: {**rates, FOLLOWED: rate}})
 
     def alone(state: OwnRatesState, winner: State, rates: Any) -> OwnRatesState:
-        return OwnRatesState({"alone": winner}, rates, Watch.begin(winner, state.watch.before))
-
-    def asked(state: OwnRatesState, rounds: int) -> OwnRatesState:
-        """Is it still as good as it was? It is back there if not, at half the rate."""
-        watch, now = state.watch, state.parts["alone"]
-        worse = watch.got_worse(rounds)
-        if worse is None:
-            return state
-        if not worse:
-            return replace(state, watch=Watch.begin(now, watch.since))
-        ((name, rates),) = state.rates.items()
-        half = {n: rates[n] / 2 for n in names["server"] or names["client"]}
-        begin = Watch.begin(watch.safe, watch.before)
-        return OwnRatesState({"alone": watch.safe}, {name: {**rates, **half}}, begin)
+        parts = {"alone": winner}
+        return OwnRatesState(parts, rates, replace(state.watch, safe=parts))
 
     return replace(
         algorithm,
@@ -216,12 +206,6 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
         round=wrapped(raced.round, round, f"self_tuning({algorithm.round.name})"),
         between=between,
     )
-
-
-def _rates(hyper: Hyper, branch: str) -> list[str]:
-    """The learning rates of a branch by dotted name: one, or one for each layer."""
-    names = [name.split(".") for name in names_of.paths(hyper)]
-    return [".".join(n) for n in names if n[0] == branch and "learning_rate" in n]
 
 
 def _word(rate: float) -> str:

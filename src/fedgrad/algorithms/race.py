@@ -2,13 +2,12 @@
 by examples that none of them trains on, and dropped when they lose.
 
 A round of several candidates is one message: their models go down together and their updates come
-up together. When one is left, a round is a round of that one and nothing else.
+up together. When one is left, a round is a round of that one and nothing else; and it is watched.
 """
 
 import builtins
 import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +21,8 @@ from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.objective import Loss, client_loss, sent
 from fedgrad.algorithms.safeguards import finite, undone
 from fedgrad.algorithms.settings import settings_of_race
+from fedgrad.algorithms.stages import Stages, When, after, both, require_part
+from fedgrad.algorithms.watch import Watch, eased_by
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.held_out import A_FIFTH, HeldOut, require_rule
 from fedgrad.clients.population import Population
@@ -34,14 +35,6 @@ from fedgrad.core.types import Hyper, Key, Params, State
 # most so many bytes. Larger ones follow one another on a client, which then needs the memory of one
 # candidate at a time, and loses no speed.
 TOGETHER = 2**20
-# After a part of all rounds; or that, and at least so many. It is the key of a mapping, and mypy
-# takes a mapping with keys of one kind for none with keys of either: they are Any there.
-When = float | tuple[float, int]
-CHANCE = 2.0  # standard errors that chance may explain
-CUTS = (
-    "after a part of all rounds so many candidates are left, such as {0.1: 3, 0.25: 1}; or so many "
-    'of each family, {0.1: {"adam": 2, "avgm": 1}, 0.25: 1}'
-)
 
 
 @jax.tree_util.register_dataclass
@@ -55,6 +48,8 @@ class RaceState:
     squares: dict[str, jax.Array]
     leader: jax.Array  # who has the best score, in the order of their names
     changed: jax.Array  # how many changes of hyperparameters have come
+    watch: Watch  # of who is left alone
+    pace: jax.Array  # what its rates are multiplied with
 
     @property
     def params(self) -> Params:
@@ -98,6 +93,11 @@ def race(
     is between two cuts are left; meanwhile they are trained without these examples. The last one
     goes on alone, with all of them. None: judged by what they train on.
 
+    Who goes on alone is watched: rates that were good while they raced may be too large when more
+    examples train. If the loss that clients tell rises for a twentieth of all rounds, by more than
+    chance explains and by a tenth of all that was gained, training goes back to where it was before
+    these, with half the rates of its server (of its clients, if that has none).
+
     Ranks, because the same clients judge all candidates, so that differences count and not how
     hard the clients of a round are; and because one client with an enormous loss has one voice.
 
@@ -111,10 +111,12 @@ def race(
     `changes`: hyperparameters that change after a part of all rounds, by candidate:
     `{0.5: {"adam": {"server.learning_rate": 0.01}}}`. `incumbent`: a candidate that stays until the
     last cut, and then gives way only to one that is better by more than chance explains (two
-    standard errors of what they differ in from round to round).
+    standard errors of what they differ in from round to round). It trains on all examples, also
+    while they judge, so that where nothing is better training is as if there had been no race.
 
     A history has `race.loss.NAME` and `race.rank.NAME` of those that race, then `race.won.NAME`: 1,
-    or 0 in a round of the winner that would have ended non-finite, and was undone.
+    or 0 in a round of the winner that would have ended non-finite, and was undone; and
+    `race.pace.NAME`, what its rates are multiplied with: 1, and half after it went back.
 
     `fg.fit` tells it how many rounds there are; extended, a run goes on with the winner. By hand,
     call `state = race.between(state, rounds_done, rounds)` before every round.
@@ -123,7 +125,9 @@ def race(
     changes = _changes(changes or {}, candidates)
     if incumbent is not None:
         _require_known(incumbent, candidates)
-    stages = _Stages({0.25: 1} if cuts is None else cuts, [*candidates], incumbent, tuple(changes))
+    stages = Stages({0.25: 1} if cuts is None else cuts, [*candidates], incumbent)
+    # A race in the race watches its own winner.
+    eased = {n: eased_by(one.hyper) for n, one in candidates.items() if one.between is None}
     if held_out is not None:
         require_rule("fg.race", held_out)
     require_whole("batch_size", batch_size)
@@ -133,7 +137,11 @@ def race(
     def init(params: Params, hyper: Hyper | None = None) -> RaceState:
         assert hyper is not None  # `Algorithm` sees to it
         states = {name: one.init(params, hyper[name]) for name, one in candidates.items()}
-        return stage(states, incumbent)
+        return stage(states, incumbent, Watch.begin(watched(states)))
+
+    def watched(states: dict[str, State]) -> dict[str, State]:
+        """Those of which it can be said how they would do better."""
+        return {name: one for name, one in states.items() if eased.get(name)}
 
     def step(
         name: str, state: State, hyper: Hyper, cohort: Any, key: Key, further: dict[str, Any]
@@ -150,6 +158,10 @@ def race(
                 old = names_of.paths(hyper[name])
                 new = {n: jnp.where(state.changed > i, v, old[n]) for n, v in values.items()}
                 hyper = {**hyper, name: names_of.replace(hyper[name], new)}
+        for name in watched(state.candidates):
+            old = names_of.paths(hyper[name])
+            new = {n: old[n] * state.pace.astype(jnp.result_type(old[n])) for n in eased[name]}
+            hyper = {**hyper, name: names_of.replace(hyper[name], new)}
         return hyper
 
     def round(
@@ -164,13 +176,16 @@ def race(
             new, kept = undone(old, new)
             metrics = _named(name, metrics)
             extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
-            return replace(state, candidates={name: new}), replace(metrics, extra=extra)
-        train, judges = cohort, Examples.of(cohort)
+            if eased.get(name):
+                extra[f"race.pace.{name}"] = state.pace
+            alone = replace(state, candidates={name: new}, watch=state.watch.plus(metrics.loss))
+            return alone, replace(metrics, extra=extra)
+        train, judges, others = cohort, Examples.of(cohort), further
         if held_out is not None:
             train, judges = held_out.split(judges)
             # What is learned from further clients of the same population is not learned from
             # examples that judge in another round.
-            further |= {
+            others = further | {
                 name: held_out.split(Examples.of(further[name]))[0]
                 for name, clients in cohorts.items()
                 if clients is None
@@ -178,12 +193,13 @@ def race(
 
         def play(name: str, one: State, its: Hyper) -> tuple[State, Metrics, jax.Array]:
             """The next state, and each client's own loss of the model before."""
-            new, metrics = step(name, one, its, train, key, further)
+            clients = (cohort, further) if name == incumbent else (train, others)
+            new, metrics = step(name, one, its, clients[0], key, clients[1])
             own = client_loss(sent(judge or loss), batch_size, broadcast(one.params), judges)
             return new, metrics, own.astype(jnp.float32)
 
         played: dict[str, tuple[State, Metrics, jax.Array]] = {}
-        for names in _alike(live, candidates, state, hyper):
+        for names in _alike(live, candidates, state, hyper, incumbent):
             states, hypers = [state.candidates[n] for n in names], [hyper[n] for n in names]
             if len(names) == 1:
                 played[names[0]] = play(names[0], states[0], hypers[0])
@@ -226,9 +242,18 @@ def race(
             own_races = inside(n, played[n][1].extra)
             shown |= {key: value for key, value in own_races.items() if key.startswith("race.")}
         trained_ones = {n: played[n][0] for n in live}
-        new = RaceState(trained_ones, scores, squares, leader, state.changed)
         # Of this training, what the leader's clients saw is the loss.
-        return new, Metrics(loss=None if trained is None else trained[leader], extra=shown)
+        seen_loss = None if trained is None else trained[leader]
+        known = state.watch.plus(seen_loss)
+        new = replace(
+            state,
+            candidates=trained_ones,
+            scores=scores,
+            squares=squares,
+            leader=leader,
+            watch=known,
+        )
+        return new, Metrics(loss=seen_loss, extra=shown)
 
     def between(state: RaceState, done: int, planned: int) -> RaceState:
         inner = {
@@ -237,7 +262,35 @@ def race(
         }
         if any(inner[n] is not state.candidates[n] for n in inner):
             state = replace(state, candidates=inner)
-        return stages.between(state, done, planned)
+        changed = [after(part, planned) for part in changes]
+        if done in changed:
+            state = replace(state, changed=jnp.int32(builtins.sum(c <= done for c in changed)))
+        return alone(state, done, planned) if len(inner) == 1 else cut(state, done, planned)
+
+    def cut(state: RaceState, done: int, planned: int) -> RaceState:
+        """The state without those who lose, if this is a cut; judged anew, if that begins now."""
+        if state.watch.safe:  # of a race that begins: nobody is watched yet
+            state = replace(state, watch=replace(state.watch, safe={}))
+        left, rounds = stages.at(done, planned)
+        if left is not None:
+            best = stages.best(state.scores, state.squares, left, rounds)
+            stay = {n: state.candidates[n] for n in sorted(best)}
+            known = state.watch.moved(watched(stay) if len(stay) == 1 else {})
+            return replace(stage(stay, incumbent, known), changed=state.changed)
+        if rounds == 0:
+            zeros = jax.tree.map(jnp.zeros_like, (state.scores, state.squares))
+            return replace(state, scores=zeros[0], squares=zeros[1])
+        return state
+
+    def alone(state: RaceState, done: int, planned: int) -> RaceState:
+        """Who is left, back where it was if it got worse."""
+        if not state.watch.safe:
+            return state
+        now, known, worse = state.watch.asked(state.candidates, done, planned)
+        if known is state.watch:
+            return state
+        pace = state.pace / 2 if worse else state.pace
+        return replace(state, candidates=now, watch=known, pace=pace)
 
     round.__name__ = "race"
     places = {n: one.round.placements[n] for one in candidates.values() for n in one.cohorts}
@@ -259,127 +312,15 @@ def race(
     )
 
 
-@dataclass(frozen=True)
-class _Stages:
-    """When candidates are judged, and how many are left."""
-
-    cuts: Mapping[Any, int | Mapping[str, int]]
-    order: list[str]  # of the candidates: of two that are equal, the first one stays
-    incumbent: str | None
-    changes: tuple[When, ...]  # after which parts of all rounds hyperparameters change
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.cuts, Mapping):
-            raise ArgumentError.here(f"cuts={self.cuts!r}: {CUTS}.")
-        counts = []
-        for part, left in self.cuts.items():
-            _require_part("cuts", part)
-            families = left if isinstance(left, Mapping) else {"": left}
-            for family, count in families.items():
-                require_whole("cuts", count)
-                if not any(map(_family(families, family), self.order)):
-                    raise ArgumentError.here(
-                        f"cuts={self.cuts}: no candidate is of the family {family!r}; their names "
-                        f"begin with it. There are {', '.join(self.order)}."
-                    )
-            lost = [n for n in self.order if not any(map(n.startswith, families))]
-            if lost:
-                raise ArgumentError.here(f"cuts={self.cuts}: {CUTS}. {lost[0]!r} is of none.")
-            counts.append((_both(part), builtins.sum(families.values())))
-        left_over = [count for _, count in sorted(counts)]
-        if not counts or left_over[-1] != 1 or left_over != sorted(left_over, reverse=True):
-            raise ArgumentError.here(
-                f"cuts={self.cuts}: fewer and fewer candidates are left, at last 1: "
-                "{0.1: 3, 0.25: 1}."
-            )
-
-    def ends(self, planned: int) -> dict[int, int | Mapping[str, int]]:
-        """After which round how many are left."""
-        found: dict[int, int | Mapping[str, int]] = {}
-        for part in sorted(self.cuts, key=_both):
-            # The first round judges the model that all begin with, which tells nothing.
-            found[max(2, after(part, planned))] = self.cuts[part]
-        return found
-
-    def between(self, state: RaceState, done: int, planned: int) -> RaceState:
-        """The state without those who lose, if this is a cut; judged anew, if that begins now."""
-        changed = [after(part, planned) for part in self.changes]
-        if done in changed:
-            state = replace(state, changed=jnp.int32(builtins.sum(c <= done for c in changed)))
-        if len(state.candidates) == 1:
-            return state
-        begin = 0
-        for end, left in self.ends(planned).items():
-            half = (begin + end) // 2
-            if done == end:
-                best = self._best(state, left, end - half)
-                left_over = {n: state.candidates[n] for n in sorted(best)}
-                return replace(stage(left_over, self.incumbent), changed=state.changed)
-            if done == half and done > begin:
-                zeros = jax.tree.map(jnp.zeros_like, (state.scores, state.squares))
-                return replace(state, scores=zeros[0], squares=zeros[1])
-            begin = end
-        return state
-
-    def _best(self, state: RaceState, left: int | Mapping[str, int], rounds: int) -> list[str]:
-        scores = {n: float(np.asarray(state.scores[n])) for n in self.order if n in state.scores}
-        ranked = sorted(scores, key=lambda n: scores[n])
-        if isinstance(left, Mapping):
-            each = {f: filter(_family(left, f), ranked) for f in left}
-            best = [n for f, count in left.items() for n in [*each[f]][:count]]
-        else:
-            best = ranked[:left]
-        if self.incumbent is None or self.incumbent in best:
-            return best
-        if len(best) > 1:  # of so many without families it is one
-            return [*(best if isinstance(left, Mapping) else best[:-1]), self.incumbent]
-        ahead = (scores[self.incumbent] - scores[best[0]]) / rounds
-        if math.isinf(ahead):  # it has diverged
-            return best
-        spread = float(np.asarray(state.squares[best[0]])) / rounds - ahead**2
-        # One round tells nothing of chance.
-        error = math.sqrt(max(spread, 0) / (rounds - 1)) if rounds > 1 else math.inf
-        return best if ahead > CHANCE * error else [self.incumbent]
-
-
-def stage(states: dict[str, Any], incumbent: str | None) -> RaceState:
+def stage(states: dict[str, Any], incumbent: str | None, watch: Watch) -> RaceState:
     """A race, or a stage of it, begins with these states: nobody has a score."""
 
     def nothing(names: Iterable[str]) -> dict[str, jax.Array]:
         return {n: jnp.float32(0) for n in names}
 
     others = [] if incumbent is None else [n for n in states if n != incumbent]
-    return RaceState(states, nothing(states), nothing(others), jnp.int32(0), jnp.int32(0))
-
-
-def after(part: When, planned: int) -> int:
-    """How many rounds are done after a part of all."""
-    share, least = _both(part)
-    return max(least, round(share * planned))
-
-
-def _both(part: When) -> tuple[float, int]:
-    return part if isinstance(part, tuple) else (part, 1)
-
-
-def _family(families: Iterable[str], family: str) -> Callable[[str], bool]:
-    """Whether a candidate is of this family: its name begins so, and with no longer one's name."""
-
-    def of(name: str) -> bool:
-        found = [f for f in families if name.startswith(f)]
-        return bool(found) and max(found, key=len) == family
-
-    return of
-
-
-def _require_part(what: str, part: Any) -> None:
-    share, least = part if isinstance(part, tuple) and len(part) == 2 else (part, 1)
-    number = isinstance(share, int | float) and not isinstance(share, bool)
-    if not number or not 0 < share <= 1 or type(least) is not int or least < 1:
-        raise ArgumentError.here(
-            f"fg.race({what}=): something is to happen after {part!r} of all rounds. Give a part "
-            "between 0 and 1, such as 0.25, or (0.25, 10): at least ten."
-        )
+    zero = jnp.int32(0)
+    return RaceState(states, nothing(states), nothing(others), zero, zero, watch, jnp.float32(1))
 
 
 def _require_known(name: str, candidates: Mapping[str, Any]) -> None:
@@ -394,7 +335,7 @@ def _changes(
     """Changes of hyperparameters by dotted name, the first one first; checked."""
     found: dict[When, dict[str, dict[str, Any]]] = {}
     for part, change in given.items():
-        _require_part("changes", part)
+        require_part("changes", part)
         found[part] = {}
         for name, values in change.items():
             _require_known(name, candidates)
@@ -407,7 +348,7 @@ def _changes(
                     f"fg.race(changes=): {scheduled[0]!r} of {name!r} is a schedule. Let the "
                     "schedule change it, or give numbers."
                 )
-    return dict(sorted(found.items(), key=lambda change: _both(change[0])))
+    return dict(sorted(found.items(), key=lambda change: both(change[0])))
 
 
 def _checked(candidates: Mapping[str, Algorithm]) -> dict[str, Algorithm]:
@@ -455,16 +396,21 @@ def _signature(further: Iterable[str]) -> inspect.Signature:
 
 
 def _alike(
-    live: list[str], candidates: dict[str, Algorithm], state: RaceState, hyper: Hyper
+    live: list[str],
+    candidates: dict[str, Algorithm],
+    state: RaceState,
+    hyper: Hyper,
+    incumbent: str | None,
 ) -> list[list[str]]:
-    """The candidates in groups that are computed together: those that differ only in numbers."""
+    """The candidates in groups that are computed together: those that differ only in numbers, and
+    train on the same examples."""
     groups: dict[Any, list[str]] = {}
     for name in live:
         one, params = candidates[name], state.candidates[name].params
         size = np.sum([x.size * x.dtype.itemsize for x in jax.tree.leaves(params)])
         shapes = jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), hyper[name])
         kind = (id(one.round.fun), jax.tree.structure(hyper[name]), str(shapes))
-        small = size <= TOGETHER and one.between is None
+        small = size <= TOGETHER and one.between is None and name != incumbent
         groups.setdefault(kind if small else name, []).append(name)
     return list(groups.values())
 

@@ -14,7 +14,7 @@ from fedgrad.show.drawing import Chart, Curve
 from fedgrad.show.markup import Content, element
 from fedgrad.show.numbers import number
 
-LOSS, RANK, WON = "race.loss.", "race.rank.", "race.won."
+LOSS, RANK, WON, PACE = "race.loss.", "race.rank.", "race.won.", "race.pace."
 COLOURS = ("p0", "p1", "p2", "p3", "p4")
 ABOUT = (
     "Candidates are trained in the same rounds by the same clients. Each client ranks their models "
@@ -31,6 +31,7 @@ class Race:
     ranks: Mapping[str, Series]
     winner: str | None  # None: it is not over, or nobody has told
     over: bool
+    pace: Series | None = None  # of the winner: what its rates are multiplied with
 
     def until(self, name: str) -> int:
         """The last round that a candidate raced in."""
@@ -49,6 +50,13 @@ class Race:
     def stays(self, name: str, end: int) -> bool:
         """Whether a candidate was left after that round."""
         return self.until(name) > end or name == self.winner
+
+    def went_back(self) -> list[int]:
+        """The rounds in which the winner began again where it had been, because it got worse."""
+        if self.pace is None:
+            return []
+        slower = np.diff(self.pace.values, prepend=1.0) < 0
+        return [int(round) for round in self.pace.rounds[slower]]
 
     def order(self) -> list[str]:
         """The candidates: the winner, then those that stayed longest, then by rank."""
@@ -75,6 +83,7 @@ def won(run: Run) -> str:
     end = max(map(whole.until, whole.ranks))
     return (
         f"{whole.winner} won the race of {len(whole.ranks)} and goes on alone since round {end:,}."
+        f"{_slower(whole)}"
     )
 
 
@@ -89,6 +98,15 @@ def race(run: Run) -> list[Content]:
             for name in sorted(races)
         ],
     ]
+
+
+def _slower(race: Race) -> str:
+    """That the winner went back, in a sentence, if it did."""
+    back = race.went_back()
+    if not back:
+        return ""
+    rounds = ", ".join(f"{round:,}" for round in back)
+    return f" Its loss rose, so in round {rounds} it went back, to go on with half the rate."
 
 
 def _shown(race: Race) -> list[Content]:
@@ -118,7 +136,8 @@ def _then(race: Race, name: str, loss: float, first: bool) -> str:
     """What became of a candidate, and why."""
     end = race.until(name)
     if name == race.winner:
-        return "goes on alone"
+        slower = _slower(race)
+        return f"goes on alone.{slower}" if slower else "goes on alone"
     stayed = [race.mean(n, race.ranks, end) for n in race.ranks if race.stays(n, end)]
     if not stayed and race.over:
         return "had the best rank" if first else ""
@@ -145,10 +164,11 @@ def _races(run: Run) -> dict[str, Race]:
             return {n: series for n, series in short.items() if "." not in n}
 
         winner = next(iter(under(WON)), None)
+        pace = next(iter(under(PACE).values()), None)
         ranks = under(RANK)
         # A race inside of a candidate ends with that candidate, at the latest.
         alive = curves.get(WON + group, curves.get(RANK + group)) if group else None
         last = run.rounds if alive is None else int(alive.rounds[-1])
         over = winner is not None or last > max(int(s.rounds[-1]) for s in ranks.values())
-        found[group] = Race(under(LOSS), ranks, winner, over)
+        found[group] = Race(under(LOSS), ranks, winner, over, pace)
     return found
