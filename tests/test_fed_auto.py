@@ -100,6 +100,14 @@ def test_a_race_then_a_duel_with_hypergradients_then_alone():
     ]
 
 
+def test_where_nothing_is_better_training_is_as_if_nobody_had_raced():
+    good = fg.fed_avgm(loss, fg.local_training(0.1, batch_size=10), 1.0, 0.9)
+    tuned, fixed = (train(each, rounds=40) for each in (fg.self_tuning(good), fg.averaged(good)))
+    assert [*tuned.state.rates] == [GIVEN]
+    for ours, theirs in ((tuned.params, fixed.params), (tuned.last, fixed.last)):
+        np.testing.assert_allclose(as_vector(ours), as_vector(theirs), rtol=1e-9)
+
+
 @pytest.mark.parametrize("stop", [1, 5, 6, 14, 16, 18, 30])
 def test_own_rates_resume_bit_by_bit(tmp_path, stop):
     tuned = fg.self_tuning(BAD)

@@ -9,25 +9,33 @@ import pytest
 
 import fedgrad as fg
 from by_hand import POPULATION, START, as_params, loss
-from fedgrad.algorithms.watch import Losses, Watch
+from fedgrad.algorithms.watch import Watch
 
 KEY = jax.random.key(0)
-STEADY = (1.0, 1.1, 0.9, 1.0, 1.1, 0.9)
+STEADY = 2 * (1.0, 1.1, 0.9, 1.0, 1.1, 0.9)
 
 
-def seen(losses):
-    found = Losses.none()
-    for each in losses:
-        found = found.plus(jnp.float32(each))
-    return found
+def watched(before, since, began=2.0, safe=None):
+    """Of a training that told these losses."""
+    found = Watch.begin(safe or {})
+    for losses in (before, since):
+        found = found.moved(found.safe)
+        for each in losses:
+            found = found.plus(jnp.float32(each))
+    return replace(found, began=jnp.float32(began))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, -5.0])
-def test_mean_and_variance_also_far_from_zero(offset):
+def test_means_and_jumps_also_far_from_zero(offset):
     losses = np.array(STEADY) + offset
-    mean, variance = seen(losses).measured()
-    assert mean == pytest.approx(losses.mean(), rel=1e-6)
-    assert variance == pytest.approx(losses.var(ddof=1), rel=1e-2)
+    found = watched(losses, losses[:5]).moved({})
+    assert found.before.mean == pytest.approx(losses[:5].mean(), rel=1e-6)
+    jumps = [*np.diff(losses), *np.diff(losses[:5])]
+    assert float(found.jumps) == pytest.approx(np.sum(np.square(jumps)), rel=1e-2)
+    assert float(found.pairs) == len(jumps)
+
+
+WILD = (3.0, 1.0, 6.0, 2.0, 0.5, 8.0, 3.0, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +56,9 @@ def test_mean_and_variance_also_far_from_zero(offset):
         # Three that happen to be alike know little of chance.
         ((1.0, 1.02, 0.98), (1.2, 1.2, 1.2), False),
         (7 * (1.0, 1.02, 0.98), (1.2, 1.2, 1.2), True),
+        # That losses fell is no reason to take a rise for chance.
+        (np.linspace(2.0, 1.0, 21), (1.9, 1.9, 1.9), True),
+        (WILD, (5.0, 6.0, 4.0, 5.0), False),
     ],
 )
 @pytest.mark.parametrize("shift", [0.0, -7.0])
@@ -55,32 +66,40 @@ def test_worse_by_more_than_chance_explains_and_than_nobody_would_notice(
     before, since, worse, shift
 ):
     before, since = (np.array(losses) + shift for losses in (before, since))
-    watch = Watch({}, jnp.float32(2.0 + shift), seen(before), seen(since))
-    assert watch.got_worse() is worse
+    assert watched(before, since, 2.0 + shift).got_worse() is worse
+
+
+def test_a_few_rounds_that_happen_to_be_alike_do_not_make_all_others_look_bad():
+    """What is known of chance is of all rounds, not only of the last ones."""
+    calm, rise = (2.0, 2.1, 1.9, 2.0), (4.0, 3.0, 5.0, 4.0)
+    assert watched(calm, rise).got_worse()
+    known = watched(3 * WILD, calm).moved({})
+    for each in rise:
+        known = known.plus(jnp.float32(each))
+    assert not known.got_worse()
 
 
 def test_where_nothing_was_gained_every_rise_counts_that_is_no_chance():
     for began in (1.0, 0.5, np.nan):
-        watch = Watch({}, jnp.float32(began), seen((1.0, 1.0, 1.0)), seen((1.01, 1.01, 1.01)))
-        assert watch.got_worse()
+        assert watched((1.0, 1.0, 1.0), (1.01, 1.01, 1.01), began).got_worse()
 
 
 def test_it_is_asked_in_time_and_of_enough_rounds():
-    worse = Watch({"a": "safe"}, jnp.float32(2.0), seen(STEADY), seen((3.0, 3.0, 3.0, 3.0)))
+    worse = watched(STEADY, (3.0, 3.0, 3.0, 3.0), safe={"a": "safe"})
     assert worse.asked({"a": "now"}, 9, 80) == ({"a": "now"}, worse, False)  # every four rounds
-    few = Watch({"a": "safe"}, jnp.float32(2.0), seen(STEADY), seen((3.0, 3.0, 3.0)))
+    few = watched(STEADY, (3.0, 3.0, 3.0), safe={"a": "safe"})
     assert few.asked({"a": "now"}, 8, 80) == ({"a": "now"}, few, False)
     state, known, back = worse.asked({"a": "now"}, 8, 80)
     assert state == {"a": "safe"} and back and known.since.rounds == 0
     assert known.before is worse.before and known.safe == {"a": "safe"}
-    well = Watch({"a": "safe"}, jnp.float32(2.0), seen(STEADY), seen(STEADY[:4]))
+    well = watched(STEADY, STEADY[:4], safe={"a": "safe"})
     state, known, back = well.asked({"a": "now"}, 8, 80)
     assert state == known.safe == {"a": "now"} and not back and known.before is well.since
 
 
 def test_a_loss_that_is_unknown_tells_nothing():
     watch = Watch.begin({})
-    assert watch.plus(None) is watch and seen(STEADY).plus(None).rounds == len(STEADY)
+    assert watch.plus(None) is watch
     assert watch.plus(jnp.float32(3.0)).plus(jnp.float32(1.0)).began == 3.0
 
 
@@ -98,7 +117,8 @@ def test_what_won_and_got_worse_goes_back_to_where_it_was_with_half_the_rate():
     jax.tree.map(np.testing.assert_array_equal, state.watch.safe, before.parts)
     ((name, rates),) = state.rates.items()
     for since, undone in ((STEADY, False), (np.array(STEADY) + 1, True)):
-        watch = replace(state.watch, before=seen(STEADY), since=seen(since))
+        told = watched(STEADY, since, safe=state.watch.safe)
+        watch = replace(told, began=state.watch.began)
         told = tuned.between(replace(state, watch=watch), 44, 80)
         expected = state.watch.safe if undone else state.parts
         jax.tree.map(np.testing.assert_array_equal, told.parts, expected)

@@ -110,8 +110,8 @@ def race(
 
     `changes`: hyperparameters that change after a part of all rounds, by candidate:
     `{0.5: {"adam": {"server.learning_rate": 0.01}}}`. `incumbent`: a candidate that stays until the
-    last cut, and then gives way only to one that is better by more than chance explains (two
-    standard errors of what they differ in from round to round). It trains on all examples, also
+    last cut, and then gives way only to one that is better by more than chance explains, once in a
+    thousand times, by what they differ in from round to round. It trains on all examples, also
     while they judge, so that where nothing is better training is as if there had been no race.
 
     A history has `race.loss.NAME` and `race.rank.NAME` of those that race, then `race.won.NAME`: 1,
@@ -160,7 +160,7 @@ def race(
                 hyper = {**hyper, name: names_of.replace(hyper[name], new)}
         for name in watched(state.candidates):
             old = names_of.paths(hyper[name])
-            new = {n: old[n] * state.pace.astype(jnp.result_type(old[n])) for n in eased[name]}
+            new = {n: old[n] * state.pace for n in eased[name] if n in old}  # not of schedules
             hyper = {**hyper, name: names_of.replace(hyper[name], new)}
         return hyper
 
@@ -271,15 +271,15 @@ def race(
         """The state without those who lose, if this is a cut; judged anew, if that begins now."""
         if state.watch.safe:  # of a race that begins: nobody is watched yet
             state = replace(state, watch=replace(state.watch, safe={}))
-        left, rounds = stages.at(done, planned)
-        if left is not None:
-            best = stages.best(state.scores, state.squares, left, rounds)
-            stay = {n: state.candidates[n] for n in sorted(best)}
-            known = state.watch.moved(watched(stay) if len(stay) == 1 else {})
-            return replace(stage(stay, incumbent, known), changed=state.changed)
-        if rounds == 0:
-            zeros = jax.tree.map(jnp.zeros_like, (state.scores, state.squares))
-            return replace(state, scores=zeros[0], squares=zeros[1])
+        for half, end, left in stages.ends(planned):
+            if done == end:
+                best = stages.best(state.scores, state.squares, left, end - half)
+                stay = {n: state.candidates[n] for n in sorted(best)}
+                known = state.watch.moved(watched(stay) if len(stay) == 1 else {})
+                return replace(stage(stay, incumbent, known), changed=state.changed)
+            if done == half > 0:
+                zeros = jax.tree.map(jnp.zeros_like, (state.scores, state.squares))
+                return replace(state, scores=zeros[0], squares=zeros[1])
         return state
 
     def alone(state: RaceState, done: int, planned: int) -> RaceState:
@@ -319,8 +319,8 @@ def stage(states: dict[str, Any], incumbent: str | None, watch: Watch) -> RaceSt
         return {n: jnp.float32(0) for n in names}
 
     others = [] if incumbent is None else [n for n in states if n != incumbent]
-    zero = jnp.int32(0)
-    return RaceState(states, nothing(states), nothing(others), zero, zero, watch, jnp.float32(1))
+    zero, pace = jnp.int32(0), jnp.asarray(1.0)  # of no dtype of its own, as rates are
+    return RaceState(states, nothing(states), nothing(others), zero, zero, watch, pace)
 
 
 def _require_known(name: str, candidates: Mapping[str, Any]) -> None:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.special import stdtrit
+
 from fedgrad.core.errors import ArgumentError, require_whole
 
 # After a part of all rounds; or that, and at least so many. It is the key of a mapping, and mypy
 # takes a mapping with keys of one kind for none with keys of either: they are Any there.
 When = float | tuple[float, int]
 Left = int | Mapping[str, int]  # how many are left: in all, or of each family
-CHANCE = 2.0  # standard errors that chance may explain
+CHANCE = 1e-3  # how likely it may be that something looks better, or worse, and is not
 CUTS = (
     "after a part of all rounds so many candidates are left, such as {0.1: 3, 0.25: 1}; or so many "
     'of each family, {0.1: {"adam": 2, "avgm": 1}, 0.25: 1}'
@@ -52,26 +54,18 @@ class Stages:
                 "{0.1: 3, 0.25: 1}."
             )
 
-    def at(self, done: int, planned: int) -> tuple[Left | None, int]:
-        """How many are left now, if this is the end of a stage, and for how many rounds they were
-        judged; 0 rounds, if judging begins."""
-        begin = 0
-        for end, left in self._ends(planned).items():
-            half = (begin + end) // 2
-            if done == end:
-                return left, end - half
-            if done == half and done > begin:
-                return None, 0
-            begin = end
-        return None, done
-
-    def _ends(self, planned: int) -> dict[int, Left]:
-        """After which round how many are left."""
-        found: dict[int, Left] = {}
+    def ends(self, planned: int) -> list[tuple[int, int, Left]]:
+        """Of each stage: after which round judging begins, after which it ends, and how many are
+        left then."""
+        lefts: dict[int, Left] = {}
         for part in sorted(self.cuts, key=both):
             # The first round judges the model that all begin with, which tells nothing.
-            found[max(2, after(part, planned))] = self.cuts[part]
-        return found
+            lefts[max(2, after(part, planned))] = self.cuts[part]
+        begins = [0, *lefts]
+        return [
+            ((begin + end) // 2, end, left)
+            for begin, (end, left) in zip(begins, lefts.items(), strict=False)
+        ]
 
     def best(
         self, scores: Mapping[str, Any], squares: Mapping[str, Any], left: Left, rounds: int
@@ -93,9 +87,16 @@ class Stages:
         if math.isinf(ahead):  # it has diverged
             return best
         spread = float(squares[best[0]]) / rounds - ahead**2
-        # One round tells nothing of chance.
-        error = math.sqrt(max(spread, 0) / (rounds - 1)) if rounds > 1 else math.inf
-        return best if ahead > CHANCE * error else [self.incumbent]
+        if rounds == 1:  # which tells nothing of chance
+            return [self.incumbent]
+        error = math.sqrt(max(spread, 0) / (rounds - 1))
+        return best if ahead > by_chance(rounds - 1) * error else [self.incumbent]
+
+
+def by_chance(freedom: float) -> float:
+    """How many standard errors chance explains, if these are known by so many degrees of freedom:
+    by Student's t, because rounds are few."""
+    return float(stdtrit(freedom, 1 - CHANCE))
 
 
 def after(part: When, planned: int) -> int:

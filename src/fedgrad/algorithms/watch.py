@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from scipy.special import stdtrit
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.algorithms.stages import after
+from fedgrad.algorithms.stages import after, by_chance
 from fedgrad.core.types import Hyper, State
 
 ASKED = 0.05  # after such parts of all rounds it is asked whether it got worse
 LEAST = 3  # rounds that can tell something about chance
-CHANCE = 1e-3  # how likely a rise may be without a reason: it is asked some twenty times
 # Of what training has gained: so much of it may be lost. Where losses hardly differ from round to
 # round, chance explains nothing, and what nobody would notice would count.
 MATTERS = 0.1
@@ -30,50 +28,53 @@ class Losses:
     """The losses of some rounds, one after another."""
 
     rounds: jax.Array
-    total: jax.Array
-    squares: jax.Array  # of what they are above the first one
     first: jax.Array
+    last: jax.Array
+    above: jax.Array  # the first one, summed
+    jumps: jax.Array  # from one to the next, squared and summed
 
     @staticmethod
     def none() -> "Losses":
         """Of no round yet."""
-        return Losses(*(jnp.float32(0) for _ in range(4)))
+        return Losses(*(jnp.float32(0) for _ in range(5)))
 
-    def plus(self, loss: jax.Array | None) -> "Losses":
-        """One round more, if its loss is known. One that is not finite is worse than any."""
-        if loss is None:
-            return self
+    def plus(self, loss: jax.Array) -> "Losses":
+        """One round more. A loss that is not finite is worse than any."""
         loss = jnp.asarray(loss, jnp.float32)
         known = jnp.isfinite(loss)
-        first = jnp.where(self.rounds > 0, self.first, jnp.where(known, loss, 0))
+        seen = jnp.where(known, loss, self.last)
+        first = jnp.where(self.rounds > 0, self.first, seen)
+        jump = jnp.where(self.rounds > 0, (seen - self.last) ** 2, 0)
         above = jnp.where(known, loss - first, jnp.inf)
-        return Losses(self.rounds + 1, self.total + above, self.squares + above**2, first)
+        return Losses(self.rounds + 1, first, seen, self.above + above, self.jumps + jump)
 
-    def measured(self) -> tuple[float, float]:
-        """Their mean, and their variance."""
-        n = int(self.rounds)
-        above = float(self.total) / n
-        return float(self.first) + above, max(float(self.squares) / n - above**2, 0) * n / (n - 1)
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return float(self.first) + float(self.above) / float(self.rounds)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Watch:
-    """The states to go back to, the loss that training began with, the losses before these states
-    and those since."""
+    """The states to go back to, the losses before these states and those since; and of all rounds
+    up to these states how much losses differ from one to the next, however they fall or rise."""
 
     safe: dict[str, State]  # none, as long as nobody is watched
-    began: jax.Array
+    began: jax.Array  # the first loss of all
     before: Losses
     since: Losses
+    jumps: jax.Array  # squared and summed
+    pairs: jax.Array  # so many
 
     @staticmethod
     def begin(safe: dict[str, State]) -> "Watch":
         """Before the first round."""
-        return Watch(safe, jnp.float32(jnp.nan), Losses.none(), Losses.none())
+        zero = jnp.float32(0)
+        return Watch(safe, jnp.float32(jnp.nan), Losses.none(), Losses.none(), zero, zero)
 
     def plus(self, loss: jax.Array | None) -> "Watch":
-        """One round more."""
+        """One round more, if its loss is known."""
         if loss is None:
             return self
         began = jnp.where(jnp.isnan(self.began), jnp.asarray(loss, jnp.float32), self.began)
@@ -81,7 +82,9 @@ class Watch:
 
     def moved(self, safe: dict[str, State]) -> "Watch":
         """These are the states to go back to from now on."""
-        return replace(self, safe=safe, before=self.since, since=Losses.none())
+        seen = self.since
+        jumps, pairs = self.jumps + seen.jumps, self.pairs + jnp.maximum(seen.rounds - 1, 0)
+        return Watch(safe, self.began, seen, Losses.none(), jumps, pairs)
 
     def asked(
         self, now: dict[str, State], done: int, planned: int
@@ -98,14 +101,15 @@ class Watch:
     def got_worse(self) -> bool:
         """Whether losses are above what they were by more than chance explains, and by more than
         nobody would notice."""
-        some, more = int(self.before.rounds), int(self.since.rounds)
+        some, more, pairs = (int(n) for n in (self.before.rounds, self.since.rounds, self.pairs))
         if min(some, more) < LEAST:
             return False
-        # What falls apart does it by and by: that these rounds differ is no chance. Of how much
-        # they differ by chance, few rounds before know little: Student's t.
-        (old, spread), (new, _) = self.before.measured(), self.since.measured()
-        errors = float(stdtrit(some - 1, 1 - CHANCE))
-        chance = errors * math.sqrt(spread / some + spread / more)
+        # The mean square of differences is twice the variance, also of losses that fall; of half as
+        # many more of them it is known as well as by deviations from a mean (von Neumann 1941).
+        # Those of the last rounds do not count: what falls apart does it by and by.
+        variance = float(self.jumps) / (2 * pairs)
+        chance = by_chance(2 / 3 * pairs) * math.sqrt(variance / some + variance / more)
+        old, new = self.before.mean, self.since.mean
         gained = float(self.began) - old
         return new - old > max(chance, MATTERS * gained if math.isfinite(gained) else 0)
 

@@ -1,7 +1,7 @@
 """That training needs no tuning, in claims that these results can refute, task by task."""
 
 from fedgrad.experiments.no_tuning.goals import BYTES, ENOUGH, NEEDS, STAYS, WITHIN, goals, means
-from fedgrad.experiments.no_tuning.methods import METHODS
+from fedgrad.experiments.no_tuning.methods import LONGER, METHODS
 from fedgrad.experiments.no_tuning.outcome import rivals
 from fedgrad.experiments.results import Claim, Results
 
@@ -36,12 +36,21 @@ STATEMENTS = {
         "self_tuning against fixed from the same start, the better of its two models, means in %",
     ),
 }
+AS_MANY_ROUNDS = (
+    "On the mean over data sets the median of fed_auto is ahead of every other method that trains "
+    "for as many rounds."
+)
+AS_MANY_BYTES = (
+    "It is also ahead of what sends half as much in a round, if that trains for twice the rounds: "
+    "at as many bytes."
+)
 SMALL = "Too small to decide"
 
 
 def claims(results: Results) -> list[Claim]:
     """One of each kind, with what was found on each task."""
-    return [*(_of_tasks(results, name) for name in STATEMENTS), _ahead(results)]
+    each = [_of_tasks(results, name) for name in STATEMENTS]
+    return [*each, _ahead(results, AS_MANY_ROUNDS), _ahead(results, AS_MANY_BYTES, longer=True)]
 
 
 def _of_tasks(results: Results, name: str) -> Claim:
@@ -61,13 +70,13 @@ def _of_tasks(results: Results, name: str) -> Claim:
     return Claim(statement, holds, evidence, too_small=holds is None and None in verdicts)
 
 
-def _ahead(results: Results) -> Claim:
-    statement = "On the mean over data sets the median of fed_auto is ahead of every other method."
+def _ahead(results: Results, statement: str, longer: bool = False) -> Claim:
     found = means(results)
-    if "auto" not in found:
+    theirs = [one for name, one in rivals(found).items() if (name in LONGER) is longer]
+    if "auto" not in found or not theirs:
         return Claim(statement, None, "There is no task on which all methods were run.")
     ours, few = found["auto"], found["auto"].trainings < ENOUGH["auto"]
-    others = sorted(rivals(found).values(), key=lambda one: -one.median)
+    others = sorted(theirs, key=lambda one: -one.median)
     listed = "; ".join(f"{one.title} {100 * one.median:.1f}" for one in others)
     small = f"{SMALL}: {ours.trainings} seeds. " if few else ""
     return Claim(

@@ -65,6 +65,7 @@ class Method:
     searches: bool = False  # its hyperparameters are searched for, by successive halving
     rates: tuple[float, ...] = ()  # of clients: each is a row of its own
     only: tuple[str, ...] = ()  # the tasks that it is for, if not all
+    times: int = 1  # the rounds of the task, for what sends less than fed_auto in as many
 
     def algorithm(self, loss: Any, batch_size: int) -> fg.Algorithm:
         """What is trained: its model is an average of models."""
@@ -189,6 +190,9 @@ METHODS: Mapping[str, Method] = {
         "FedAvgM, best start, then hypergradients", _followed, _best_start, averages=True
     ),
     "prodigy": _from_rates("Prodigy", _of(fg.fed_prodigy), (0.01, 0.1)),
+    "prodigy-longer": Method(
+        "Prodigy, client rate 0.01, twice the rounds", _of(fg.fed_prodigy, 0.01), _seeds, times=2
+    ),
     "dog": Method("DoG", _of(fg.fed_dog), _seeds),
     "mechanic": Method("Mechanic", _of(fg.fed_mechanic), _seeds),
     "schedule-free": Method("schedule-free SGD", _of(schedule_free), _seeds),
@@ -213,3 +217,4 @@ METHODS: Mapping[str, Method] = {
 # Those from the best start show what tuning does to what is good already; nobody could pick them.
 AT_BEST = ("good", "good-tuned", "good-followed")
 OURS = ("auto", "blind", "self-tuning")
+LONGER = tuple(name for name, one in METHODS.items() if one.times > 1)  # of other rounds than all

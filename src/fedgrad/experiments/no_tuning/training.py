@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,13 @@ class Work:
         task = self.training.task
         return self.make(method, task.loss, task.defaults.batch_size)
 
+    def trained(self, method: str) -> Training:
+        """How a method is trained: for as many rounds as all, or longer."""
+        return replace(self.training, rounds=METHODS[method].times * self.training.rounds)
+
     def bytes(self, method: str) -> int:
         """That a client receives and sends in a whole training."""
-        training = self.training
+        training = self.trained(method)
         cohort = training.task.train.sample(jax.random.key(0), training.cohort_size)
         params = training.task.init(jax.random.key(0))
         return int(fg.explain(self.algorithm(method), params, cohort, rounds=training.rounds).bytes)
@@ -104,7 +108,7 @@ class Work:
         begun, groups = time.monotonic(), self.folder / name
         trials, algorithm = method.trials(self.settings, found), self.algorithm(name)
         announce(progress, f"{self.folder.name}: {method.title} ({len(trials.seeds)} trainings)")
-        run: Run = functools.partial(_search, self) if method.searches else self.training
+        run: Run = functools.partial(_search, self) if method.searches else self.trained(name)
         together = 1 if method.searches else self._together(found)
         made = run_trials(run, algorithm, trials.starts, trials.seeds, groups, together, progress)
         arrays = {
