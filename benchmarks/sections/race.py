@@ -61,33 +61,35 @@ def measured(
         n: base.starting({"client.learning_rate": r}) for n, r in zip(names, rates, strict=True)
     }
     race, key = fg.race(candidates, {1.0: 1}), jax.random.key(0)
-    one = race.between(race.init(params), 2, 2)  # the winner alone
+    one = race.between(race.init(params), 2, 2)  # the winner alone, as it is watched
     assert len(one.candidates) == 1
     held_out = fg.HeldOut()
     alone = fg.holding_out(base, held_out)
     judge = fg.GradientCohort("same", held_out=held_out).program(base.loss)
     turn = iter(range(10**9))
+    # As fg.fit passes them: made arrays once, not in every round.
+    given = {n: jax.tree.map(jnp.asarray, one.hyper) for n, one in candidates.items()}
+    plain_hyper = jax.tree.map(jnp.asarray, base.hyper)
 
     def together() -> Any:
         cohort = cohorts[next(turn) % len(cohorts)]
-        return jax.block_until_ready(race.round(start, race.hyper, cohort, key))
+        return jax.block_until_ready(race.round(start, given, cohort, key))
 
     def in_turn() -> Any:
         cohort = cohorts[next(turn) % len(cohorts)]
         for name in names:
-            hyper = candidates[name].hyper
-            jax.block_until_ready(alone.round(single, hyper, cohort, key))
+            jax.block_until_ready(alone.round(single, given[name], cohort, key))
             jax.block_until_ready(judge(single.params, None, cohort))
 
     def winner() -> Any:
         cohort = cohorts[next(turn) % len(cohorts)]
-        return jax.block_until_ready(race.round(one, race.hyper, cohort, key))
+        return jax.block_until_ready(race.round(one, given, cohort, key))
 
     def plain() -> Any:
         cohort = cohorts[next(turn) % len(cohorts)]
-        return jax.block_until_ready(base.round(single, base.hyper, cohort, key))
+        return jax.block_until_ready(base.round(single, plain_hyper, cohort, key))
 
-    start, single = race.init(params), base.init(params)
+    start, single = race.between(race.init(params), 0, 2), base.init(params)
     calls: dict[str, Callable[[], Any]] = {
         "race": together,
         "in turn": in_turn,
