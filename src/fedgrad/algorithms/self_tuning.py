@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import optax
@@ -61,4 +62,5 @@ def self_tuning(
                 f"self_tuning(..., {name}={value!r}) is about hypergradients, so say what is to "
                 'follow them: learn="server.learning_rate".'
             )
-    return own_rates(algorithm)
+    finds = {"finds": "its own learning rates"}
+    return replace(own_rates(algorithm), settings={**algorithm.settings, **finds})

@@ -25,7 +25,9 @@ from fedgrad.training.log import plain
 # May differ between a run and its continuation: how long, and what it runs on.
 FREE = ("rounds", "planned", "versions")
 # Where these differ, what a round takes and keeps does, too.
-ANOTHER_STATE = ("algorithm.name", "algorithm.learns", "algorithm.schedules.")
+ANOTHER_STATE = tuple(
+    f"algorithm.{name}" for name in ("name", "learns", "finds", "average", "schedules.")
+)
 
 
 def brief(course: Course, rounds: int) -> dict[str, Any]:
