@@ -263,6 +263,11 @@ def test_another_run_in_the_same_folder(copied, capsys):
     assert tune(copied, *again) == 1
     out, err = capsys.readouterr()
     assert out == "" and "another run" in err and "seed: 0" in err and "--restart" in err
+    assert "command" not in err
+    assert tune(copied, "--quiet", "--no-compare", "--epochs", "2") == 1
+    told = capsys.readouterr().err.partition("another run:\n")[2].splitlines()
+    assert told[0] == "  epochs of clients: 1 in the checkpoint, 2 now."
+    assert told[1].startswith("To go on"), "once, and not in the words of config.json too"
     assert history(copied) == before
     assert tune(copied, *again, "--restart", rounds=1) == 0
     _, row = history(copied)

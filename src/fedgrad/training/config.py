@@ -92,6 +92,11 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         # It has other rounds, another state and other cohorts: that needs not be said, too.
         found = [n for n in found if n != "algorithm.round" and not _comes_along(n, old, new)]
     told = [name for name in found if not _digests(name)]
+    # What was written down beside it mostly says the same in other words, a command line always.
+    beside = [name for name in told if name.startswith("config.")]
+    said_elsewhere = [n for n in beside if ".command." in n]
+    told = [n for n in told if n not in beside] or [n for n in beside if n not in said_elsewhere]
+    told = told or said_elsewhere
     said = [
         f"{_called(n)}: {_said(old.get(n))} in the checkpoint, {_said(new.get(n))} now."
         for n in told
