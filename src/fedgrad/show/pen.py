@@ -141,10 +141,7 @@ def style() -> str:
             for n, (light, _) in INK.items()
         )
 
-    told = "".join(
-        f"{','.join(f'{page[i]} svg.fedgrad' for page in PAGES)}{{{_values(i)}}}" for i in (0, 1)
-    )
-    used = colours("svg.fedgrad", told + rules("var(--fg-{n})"))
+    used = colours("svg.fedgrad", rules("var(--fg-{n})"))
     return f"{rules('{light}')}@supports (fill:var(--a)){{{used}}}"
 
 
@@ -152,6 +149,13 @@ def colours(element: str, rules: str) -> str:
     """Rules of a style sheet that use our colours, light or dark as the reader has it."""
     turned = f"@media (prefers-color-scheme:dark){{{element}{{{_values(1)}}}}}"
     return f"{element}{{{_values(0)}}}{turned}{rules}"
+
+
+def colours_of_the_page() -> str:
+    """A style sheet beside pictures that are part of a page: light or dark, as that says it is."""
+    return "".join(
+        f"{','.join(f'{page[i]} svg.fedgrad' for page in PAGES)}{{{_values(i)}}}" for i in (0, 1)
+    )
 
 
 def _values(dark: int) -> str:
