@@ -220,6 +220,29 @@ def test_what_differs_is_said_in_words(tmp_path):
     assert str(caught.value).splitlines()[1:-1] == [  # and not of what its state is made
         "  learns: nothing in the checkpoint, server.momentum now."
     ]
+    for around, words in {
+        fg.averaged: "average: nothing in the checkpoint, of late models, power 7 now.",
+        fg.self_tuning: "finds: nothing in the checkpoint, its own learning rates now.",
+    }.items():
+        with pytest.raises(RunFolderError) as caught:
+            train(around(work(batch_size=10)), out=tmp_path)
+        assert str(caught.value).splitlines()[1:-1] == [f"  {words}"]
+
+
+def test_another_average_is_another_run(tmp_path):
+    algorithm = fg.fed_avgm(mean_square)
+    train(fg.averaged(algorithm), rounds=1, out=tmp_path)
+    kept = json.loads((tmp_path / "config.json").read_text())
+    assert kept["algorithm"]["average"] == "of late models, power 7"
+    for other, now in (
+        (fg.averaged(algorithm, 3), "of late models, power 3"),
+        (algorithm, "nothing"),
+    ):
+        with pytest.raises(RunFolderError) as caught:
+            train(other, rounds=2, out=tmp_path)
+        assert str(caught.value).splitlines()[1:-1] == [
+            f"  average: of late models, power 7 in the checkpoint, {now} now."
+        ]
 
 
 def test_a_fixed_array_that_differs_is_named(tmp_path):

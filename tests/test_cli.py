@@ -263,6 +263,11 @@ def test_another_run_in_the_same_folder(copied, capsys):
     assert tune(copied, *again) == 1
     out, err = capsys.readouterr()
     assert out == "" and "another run" in err and "seed: 0" in err and "--restart" in err
+    assert ".command." not in err
+    assert tune(copied, "--quiet", "--no-compare", "--weighting", "uniform") == 1
+    told = capsys.readouterr().err.partition("another run:\n")[2].splitlines()
+    assert told[0] == "  weighting: examples in the checkpoint, uniform now."
+    assert told[1].startswith("To go on"), "once, and not in the words of config.json too"
     assert history(copied) == before
     assert tune(copied, *again, "--restart", rounds=1) == 0
     _, row = history(copied)
@@ -302,6 +307,23 @@ def test_options_given_twice_are_merged():
     flags = ["--set", "a=1,b=2", "--set", "b=3", "--bounds", "a=0:1", "--bounds", "b=-1:inf"]
     asked = Tuning.of(parse(["tune", "synthetic", *flags]))
     assert asked.set == {"a": 1.0, "b": 3.0} and asked.bounds["b"] == (-1.0, float("inf"))
+
+
+@pytest.mark.parametrize(
+    "flags, raw",
+    [
+        ("", math.log(0.5)),
+        ("--bounds server.learning_rate=0.1:2", math.log(0.5)),
+        ("--parametrization server.momentum=logit", math.log(0.5)),
+        ("--hyper-optimizer sgd", 0.5),
+        ("--parametrization linear", 0.5),
+    ],
+)
+def test_a_rate_is_learned_by_its_logarithm_unless_something_else_is_said(flags, raw):
+    flags = f"tune synthetic --task-option clients=6 --set server.learning_rate=0.5 {flags}"
+    prepared = prepare(Tuning.of(parse(flags.split())))
+    state = prepared.runs["learned"].algorithm.init(prepared.task.init(jax.random.key(0)))
+    assert float(state.learned["server.learning_rate"]) == pytest.approx(raw)
 
 
 def test_options_reach_the_algorithm():

@@ -45,6 +45,13 @@ def server_value_with_client_value():
         return fg.mean(x * z)  # <- here
 
 
+@misuse(fg.PlacementError, "the result of fg.mean (", "at the server", "fg.broadcast(")
+def mean_with_client_value():
+    @on_clients
+    def f(x, z):
+        return fg.mean(fg.mean(z) * z)  # <- here
+
+
 @misuse(fg.PlacementError, "the result of sin", "at the server", "fg.broadcast(")
 def computed_server_value_with_client_value():
     @on_clients

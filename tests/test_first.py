@@ -128,6 +128,12 @@ WRONG = {
     "no rounds to search": (lambda: search(rounds=0), "rounds=0: give a whole number"),
     "half a round": (lambda: fit(rounds=2.5), "rounds=2.5: give a whole number"),
     "a seed for a key": (lambda: fit(key=0), r"key=jax.random.key\(0\)"),
+    # what belongs to the algorithm
+    "an average": (lambda: fit(average=True), r"'average'. It belongs .* fg.averaged\(algorithm\)"),
+    "an average of a search": (lambda: search(average=True), r"fg.averaged\(algorithm\)"),
+    "a rate": (lambda: fit(learning_rate=0.1), r"fg.fed_avg\(loss, client_learning_rate=0.1,"),
+    "epochs": (lambda: fit(epoch=3), r"Did you mean 'epochs'\? It belongs to the algorithm"),
+    "a seed": (lambda: fit(seed=0), r"'seed'. Randomness is a key: key=jax.random.key\(0\)"),
     # starts outside of bounds
     "a start that is too high": (
         lambda: fit(algorithm=BOUNDED.starting({"server.learning_rate": 2.0})),

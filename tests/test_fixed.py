@@ -240,6 +240,18 @@ def test_a_captured_array_is_answered_with_it():
         algorithm.round(algorithm.init(PARAMS), algorithm.hyper, POPULATION.everyone, KEY)
 
 
+def test_where_it_meets_the_model_is_said_in_words():
+    """And not that it is the result of a primitive of ours, somewhere in a library."""
+    wide = jnp.ones((40, 40))
+
+    def captured(params, batch):
+        return jnp.sum(wide @ params) * batch["y"]
+
+    algorithm = fg.fed_avg(captured)
+    with pytest.raises(fg.PlacementError, match=r"with what the algorithm sends, which is at cl"):
+        algorithm.round(algorithm.init(jnp.ones(40)), algorithm.hyper, POPULATION.everyone, KEY)
+
+
 def test_a_server_optimizer_sees_only_what_is_trained():
     algorithm = fg.fed_opt(FIXED, server=optax.adam(0.1), client=0.1)
     sizes = {np.size(leaf) for leaf in jax.tree.leaves(algorithm.init(PARAMS))}

@@ -535,6 +535,15 @@ def test_what_cannot_be_exported_is_refused():
     refused("at least one example", nn.Linear(6, 2), torch.zeros(0, 6))
 
 
+def test_what_cannot_be_exported_names_its_line_and_prints_nothing(capfd):
+    def turned(x):
+        return x if x.sum() > 0 else -x
+
+    text = refused(r"test_from_torch\.py:\d+, 'return x if x\.sum\(\) > 0", Apply(turned))
+    assert text.count("test_from_torch.py:") == 2  # where it was converted, and where it branches
+    assert capfd.readouterr() == ("", ""), "torch prints its own graph, twice"
+
+
 def test_float64_needs_to_be_switched_on():
     with jax.enable_x64(False):
         refused(r"is a float64.*jax_enable_x64", nn.Linear(6, 2).double())

@@ -489,7 +489,7 @@ WIDE = fg.population(
 
 
 def planned(learn, **options):
-    tuned = fg.self_tuning(fg.fed_avgm(wide, ordered(0.1)), learn, **options)
+    tuned = fg.self_tuning(fg.fed_avgm(wide, ordered(0.1)), learn, optax.sgd(0.01), **options)
     state = tuned.init(jnp.ones(WIDTH))
     args = state, tuned.hyper, WIDE.select([0, 1]), KEY, WIDE.select([2, 3])
     plan = fg.plan(tuned.round, *args)

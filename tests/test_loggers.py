@@ -3,6 +3,8 @@
 import contextlib
 import csv
 import itertools
+import json
+import sqlite3
 import struct
 import sys
 import types
@@ -247,6 +249,17 @@ def test_the_real_wandb(monkeypatch, tmp_path):
     content = file.read_bytes()
     assert b"eval.w" in content and b"line_round" in content
     assert all(str(float(loss)).encode() in content for loss in result.history["loss"])
+
+
+@pytest.mark.filterwarnings("default")  # of others
+def test_the_real_trackio(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    trackio = pytest.importorskip("trackio", reason="needs trackio")
+    result = train(callbacks=[fg.WandB("digits", module=trackio, name="first")])
+    with contextlib.closing(sqlite3.connect(tmp_path / "digits.db")) as file:
+        found = file.execute("select step, metrics from metrics where run_name = 'first'")
+        losses = {step: json.loads(metrics)["loss"] for step, metrics in found}
+    assert losses == dict(enumerate(result.history["loss"].tolist(), 1))
 
 
 # MLflow

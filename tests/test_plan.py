@@ -409,7 +409,11 @@ def _named(algorithm, **more):
 NAMED = {
     "fed_avg": (
         lambda: fg.fed_avg(by_hand.loss),
-        {("model update, weighted", 2), ("training loss, weighted", 1)},
+        {
+            ("model update, weighted", 2),
+            ("training loss, weighted", 1),
+            ('weight, "cohort.count"', 1),
+        },
     ),
     "fed_exp": (
         lambda: fg.fed_exp(by_hand.loss),

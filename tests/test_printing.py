@@ -46,6 +46,8 @@ def test_a_result_says_what_was_learned_before_how_clients_differ():
     assert "hyper.server.learning_rate" in text and "percentiles" not in text
     assert text.index("hyper.") < text.index("eval.per_client.a.")
     assert repr(TUNED).startswith("Algorithm(FedAvgM that learns server.learning_rate, server.mom")
+    finds = repr(fg.self_tuning(fg.fed_avgm(mean_square)))
+    assert finds.startswith("Algorithm(FedAvgM that finds its own learning rates, client.")
 
 
 def test_a_result_in_a_notebook_has_curves():

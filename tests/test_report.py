@@ -664,7 +664,7 @@ def test_the_report_of_a_result(tmp_path):
     assert [e[2] for e in page.all("h1")] == ["FedAvg that learns server.learning_rate"]
     over = page.all("p", "over")[0][2]
     assert "3 training rounds in " in over and "3 parameters" in over
-    assert "It ended after round 3 of 3: enough &lt;b&gt;." in text
+    assert "It ended after round 3: enough &lt;b&gt;." in text
     losses = result.history["eval.test.loss"]
     assert f"from {number(losses[0])} before training" in text  # round 0
     head = [e[2] for e in page.all("th", "right")]
@@ -976,6 +976,30 @@ def test_a_page_follows_the_run(tmp_path, browser, at_once):
     follow(live.Seen(folder, more, {}, replace(status, running=False)))
     page.until(f"{said} === undefined")
     assert page.problems == [] and set(page.requests) == {(folder / "report.html").as_uri()}
+
+
+AROUND = {
+    "Jupyter": 'data-jp-theme-light="{}"',
+    "VS Code": 'class="vscode-{}"',
+    "Colab": 'theme="{}"',
+    "the site": 'data-md-color-scheme="{}"',
+}
+SAID = {"Jupyter": ("true", "false"), "the site": ("default", "slate")}
+
+
+@in_browser
+@pytest.mark.parametrize("where", ["nowhere", *AROUND])
+def test_curves_have_the_colours_of_the_notebook_around_them(where, tmp_path, browser):
+    """Whatever those of the system are, which count where nothing is said."""
+    curves = trained(PLAIN)._repr_html_()
+    colours = {False: "rgb(255, 255, 255)", True: "rgb(15, 20, 26)"}
+    for system, notebook in ((False, True), (True, False)):
+        said = SAID.get(where, ("light", "dark"))[notebook]
+        path = tmp_path / "page.html"
+        path.write_text(f"<body {AROUND.get(where, '').format(said)}>{curves}")
+        page = browser.open(path, dark=system)
+        paper = page.run("getComputedStyle(document.querySelector('svg .fill-paper')).fill")
+        assert paper == colours[system if where == "nowhere" else notebook]
 
 
 @in_browser

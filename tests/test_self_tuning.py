@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import by_hand
 import fedgrad as fg
 from by_hand import START, Sgd, as_params, as_vector, loss
-from fedgrad.algorithms.parametrization import FORMS, learned
+from fedgrad.algorithms.parametrization import FORMS, learned, usual
 from fedgrad.algorithms.safeguards import ran_away
 
 BATCH = 4
@@ -527,6 +527,34 @@ def test_bounds_that_go_with_a_name():
         "weight_exponent": (-math.inf, math.inf),
         "server.b2": (0.0, 0.9999),
     }
+
+
+def test_how_names_alone_are_learned():
+    """Rates by their logarithms; but as they are, as in the paper, with a step somebody chose."""
+    names = ["server.learning_rate.b1", "server.adaptivity", "client.learning_rate.factor"]
+    others = ["server.momentum", "weight_exponent", "server.b2", "proximal_weight"]
+    hyper = dict.fromkeys([*names, *others], 0.5)
+    kinds = {name: one.kind for name, one in learned(hyper, [*hyper], usual()).items()}
+    assert kinds == dict.fromkeys(names, "log") | dict.fromkeys(others, "linear")
+    assert {one.kind for one in learned(hyper, [*hyper]).values()} == {"linear"}
+    below = learned({"learning_rate": -0.5}, {"learning_rate": usual(-1, 1)})
+    assert below["learning_rate"].kind == "linear"  # no logarithm has that range
+
+
+@pytest.mark.parametrize("schedule", ["serial", "parallel"])
+def test_no_step_is_far_where_nothing_is_said(schedule):
+    """However steep the loss is: a client's rate of 0.02 once went to 441,000."""
+
+    def steep(params, batch):
+        return 1e4 * loss(params, batch)
+
+    names = ["client.learning_rate", "server.learning_rate", "server.momentum"]
+    seen, _ = run(fg.self_tuning(fg.fed_avgm(steep, ordered(0.02)), names, schedule=schedule), 4)
+    assert max(abs(float(m.hypergradient[names[0]])) for _, m in seen) > 1e3
+    for name, most in zip(names, (math.exp(0.01), math.exp(0.01), None), strict=True):
+        values = np.array([float(metrics.hyper[name]) for _, metrics in seen])
+        steps = abs(np.diff(values)) if most is None else np.exp(abs(np.diff(np.log(values))))
+        assert (steps <= (0.01 if most is None else most) * (1 + 1e-6)).all() and steps.max() > 0
 
 
 # ---- limits on a step

@@ -17,6 +17,7 @@ from fedgrad.core.program import Executor, Program
 from fedgrad.core.types import Hyper, Params, State
 
 SHOWN = 8  # hyperparameters, at most
+DOES = ("learns", "finds")  # settings that say what an algorithm does besides training
 
 
 class Init(Protocol):
@@ -102,8 +103,8 @@ class Algorithm:
         shown = [f"{name}={_short(value)}" for name, value in known.items()]
         if len(known) > SHOWN:  # of all candidates of a race, say
             shown = [f"{len(known)} hyperparameters"]
-        learns = self.settings.get("learns")
-        name = f"{self.name} that learns {learns}" if learns else self.name
+        does = [f"{word} {self.settings[word]}" for word in DOES if word in self.settings]
+        name = f"{self.name} that {' and '.join(does)}" if does else self.name
         return f"Algorithm({', '.join([name, *shown])})"
 
     def starting(self, hyper: Mapping[str, Any]) -> "Algorithm":

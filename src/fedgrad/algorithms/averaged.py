@@ -79,4 +79,5 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
         init=init,
         round=wrapped(algorithm.round, round, "averaged"),
         between=None if algorithm.between is None else between,
+        settings={**algorithm.settings, "average": f"of late models, power {power:g}"},
     )

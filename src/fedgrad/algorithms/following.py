@@ -22,7 +22,7 @@ from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.horizon import Horizon, as_horizon
 from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.optimizer import apply
-from fedgrad.algorithms.parametrization import Form, learned
+from fedgrad.algorithms.parametrization import Form, learned, linear, usual
 from fedgrad.algorithms.safeguards import choose, got_worse, guarded, nothing_proven, ran_away
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError
@@ -74,7 +74,9 @@ def following(
     horizon: float | Horizon = 1,
 ) -> Algorithm:
     """The algorithm with hyperparameters that follow their hypergradients: see `fg.self_tuning`."""
-    optimizer = optax.sgd(0.01) if optimizer is None else optimizer
+    # A step that somebody has chosen is one of the numbers as they are.
+    form = usual() if optimizer is None else linear()
+    optimizer = optax.adam(0.01) if optimizer is None else optimizer
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ArgumentError.here(
             f"self_tuning(..., optimizer=) takes an optax optimizer, got {optimizer!r}. Write "
@@ -92,7 +94,7 @@ def following(
     algorithm.require_one_form("self_tuning")
     # Of a schedule, the factor on it is learned.
     algorithm = replace(algorithm, hyper=names_of.scalable(algorithm.hyper, learn))
-    wanted = learned(algorithm.hyper, learn)
+    wanted = learned(algorithm.hyper, learn, form)
     names = list(wanted)
     if not names:
         raise ArgumentError.here("self_tuning(..., learn=[]): name a hyperparameter to learn.")

@@ -27,6 +27,8 @@ DEFAULT_BOUNDS: dict[str, Bounds] = {
     "momentum": (0.0, 0.999),
     "proximal_weight": (0.0, math.inf),
 }
+# Of these one looks for the magnitude: a step that is right at 1 is wrong at 0.01.
+MAGNITUDES = ("adaptation_rate", "adaptivity", "factor", "hyper_learning_rate", "learning_rate")
 EDGE = 1e-6  # how near to its bounds, as a part of the range, a logit can be
 
 
@@ -73,7 +75,7 @@ class Form:
 
 @known_arguments()
 def linear(low: float | None = None, high: float | None = None) -> Form:
-    """Learn a hyperparameter as it is, which is what the paper does and the default.
+    """Learn a hyperparameter as it is, which is what the paper does.
 
     Bounds that are not given go with its name: a learning rate is not negative, a momentum is below
     1. A step that would leave them ends there.
@@ -93,6 +95,11 @@ def logit(low: float | None = None, high: float | None = None) -> Form:
     """Learn the logit of where a hyperparameter is between two bounds, so that it stays there.
     Bounds that are not given go with its name."""
     return Form("logit", low, high)
+
+
+def usual(low: float | None = None, high: float | None = None) -> Form:
+    """What goes with the name: rates by their logarithms, everything else as it is."""
+    return Form("usual", low, high)
 
 
 FORMS = {"linear": linear, "log": log, "logit": logit}  # by the name on the command line
@@ -122,10 +129,12 @@ RAW: dict[str, Callable[[Any, Bounds], Any]] = {
 }
 
 
-def learned(hyper: Hyper, learn: str | Iterable[str] | Mapping[str, Form]) -> dict[str, Form]:
-    """What is learned, by dotted name, with its form and bounds checked."""
+def learned(
+    hyper: Hyper, learn: str | Iterable[str] | Mapping[str, Form], form: Form = Form("linear")
+) -> dict[str, Form]:
+    """What is learned, by dotted name, with its form and bounds checked. `form`: of names alone."""
     if not isinstance(learn, Mapping):
-        learn = dict.fromkeys([learn] if isinstance(learn, str) else learn, linear())
+        learn = dict.fromkeys([learn] if isinstance(learn, str) else learn, form)
     forms: dict[str, Form] = {}
     for name in sorted(learn, key=lambda name: name.count(".")):  # the more exact name counts
         forms |= dict.fromkeys(names_of.select(hyper, name), learn[name])
@@ -146,14 +155,17 @@ def _learned(name: str, form: Form) -> Form:
     low, high = low if form.low is None else form.low, high if form.high is None else form.high
     if not low < high:
         raise ArgumentError.here(f"bounds of {name!r}: {low} is not below {high}.")
-    if form.kind == "log" and low < 0:
+    kind = form.kind
+    if kind == "usual":
+        kind = "log" if low >= 0 and not {*MAGNITUDES}.isdisjoint(name.split(".")) else "linear"
+    if kind == "log" and low < 0:
         raise ArgumentError.here(
             f"{name!r} cannot be learned by its logarithm: it may be as low as {low}. Write "
             "fg.log(low, high) with low >= 0, or fg.linear()."
         )
-    if form.kind == "logit" and not (math.isfinite(low) and math.isfinite(high)):
+    if kind == "logit" and not (math.isfinite(low) and math.isfinite(high)):
         raise ArgumentError.here(
             f"{name!r} cannot be learned by its logit without two finite bounds, it has ({low}, "
             f"{high}). Write fg.logit(low, high)."
         )
-    return Form(form.kind, low, high, name)
+    return Form(kind, low, high, name)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import optax
@@ -37,13 +38,15 @@ def self_tuning(
     server's rate that follows its hypergradient. The model is an average (`fg.averaged`).
 
     `learn`: dotted names, `["server.learning_rate", "client"]`; the name of a branch means all
-    below. Or how each is learned, by name: `{"server.learning_rate": fg.log(1e-3, 10)}`, where
-    `fg.linear` is the default and `fg.logit` the third. `optimizer`: of the hyperparameters, an
-    optax optimizer, by default `optax.sgd(0.01)`. `gradient_from`: who says what the loss is: a
-    "fresh" cohort (the paper's choice), the "same" clients that train, another population, or
-    `fg.GradientCohort(...)`. `mode`: of differentiation, or a `fg.CostModel`. `horizon`: over how
-    many rounds the derivative looks back. One, as in the paper, prefers steps that are too small;
-    `math.inf` is the derivative through all rounds so far; `fg.Horizon` says more.
+    below. Or how each is learned, by name: `{"server.learning_rate": fg.log(1e-3, 10)}`; there are
+    `fg.log`, `fg.linear` and `fg.logit`. `optimizer`: of the hyperparameters, an optax optimizer,
+    by default `optax.adam(0.01)`; names alone then mean `fg.log` for rates and `fg.linear` for
+    everything else. With an optimizer of your own they mean `fg.linear`, as in the paper.
+    `gradient_from`: who says what the loss is: a "fresh" cohort (the paper's choice), the "same"
+    clients that train, another population, or `fg.GradientCohort(...)`. `mode`: of differentiation,
+    or a `fg.CostModel`. `horizon`: over how many rounds the derivative looks back. One, as in the
+    paper, prefers steps that are too small; `math.inf` is the derivative through all rounds so far;
+    `fg.Horizon` says more.
 
     `guard`: a round after which the model is not finite, or its loss not finite or so many times
     that of the first round, is undone and the learned values are halved. "paired" compares the
@@ -61,4 +64,5 @@ def self_tuning(
                 f"self_tuning(..., {name}={value!r}) is about hypergradients, so say what is to "
                 'follow them: learn="server.learning_rate".'
             )
-    return own_rates(algorithm)
+    finds = {"finds": "its own learning rates"}
+    return replace(own_rates(algorithm), settings={**algorithm.settings, **finds})

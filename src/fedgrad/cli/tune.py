@@ -52,11 +52,12 @@ def add_command(commands: Any) -> None:
         help="whose loss counts: fresh clients' (default), those that train (same), or those of "
         "the task's validation")
     add("--parametrization", metavar="FORM", type=read.forms,
-        help=f"{', '.join(FORMS)} (default: linear), for all or NAME=FORM,...")
+        help=f"{', '.join(FORMS)}, for all or NAME=FORM,... (default: log for rates, linear for "
+        "others; with --hyper-optimizer linear for all)")
     add("--bounds", metavar="NAME=LOW:HIGH", type=read.ranges, action=read.Merge,
         help="of a learned hyperparameter")
     add("--hyper-optimizer", metavar="NAME", type=read.one_of("optimizer", OPTIMIZERS),
-        help=f"{' or '.join(OPTIMIZERS)} (default: sgd)")
+        help=f"{' or '.join(OPTIMIZERS)} (default: adam)")
     add("--hyper-learning-rate", type=float, metavar="RATE", help="default: 0.01")
     add("--clip", type=float, metavar="NORM", help="the largest norm of the hypergradients")
     add("--normalize", action="store_true", help="each hypergradient to norm 1")

@@ -9,7 +9,7 @@ import jax
 import optax
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.algorithms.parametrization import FORMS, Form
+from fedgrad.algorithms.parametrization import FORMS, Form, linear, usual
 from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.cli.training import Asked, Trained, decided
 from fedgrad.core.errors import ArgumentError, nearest
@@ -33,9 +33,9 @@ class Tuning(Asked):
     learn: list[str] = field(default_factory=list)
     schedule: str = "parallel"
     gradient_from: str = "fresh"
-    parametrization: str | Mapping[str, str] = "linear"
+    parametrization: str | Mapping[str, str] | None = None
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    hyper_optimizer: str = "sgd"
+    hyper_optimizer: str | None = None
     hyper_learning_rate: float = 0.01
     clip: float | None = None
     normalize: bool = False
@@ -121,7 +121,7 @@ def _judges(asked: Tuning, made: Task) -> Any:
 
 def _optimizer(asked: Tuning) -> optax.GradientTransformation:
     """Of the hyperparameters, each of which is one number."""
-    steps = [OPTIMIZERS[asked.hyper_optimizer](asked.hyper_learning_rate)]
+    steps = [OPTIMIZERS[asked.hyper_optimizer or "adam"](asked.hyper_learning_rate)]
     if asked.clip is not None:
         steps.insert(0, optax.clip_by_global_norm(asked.clip))
     if asked.normalize:
@@ -131,11 +131,13 @@ def _optimizer(asked: Tuning) -> optax.GradientTransformation:
 
 def _forms(asked: Tuning, learn: list[str]) -> dict[str, Form]:
     """How each hyperparameter is learned."""
-    kinds, bounds = asked.parametrization, asked.bounds
+    kinds, bounds = asked.parametrization or {}, asked.bounds
     kinds = dict.fromkeys(learn, kinds) if isinstance(kinds, str) else kinds
+    otherwise = usual if asked.hyper_optimizer is None else linear  # as in fg.self_tuning
     for flag, given in (("--parametrization", kinds), ("--bounds", bounds)):
         for name in set(given) - set(learn):
             raise ArgumentError(f"{flag}: {name!r} is not learned.{nearest(name, learn)}")
     for kind in set(kinds.values()) - set(FORMS):
         raise ArgumentError(f"There is no parametrization {kind!r}.{nearest(kind, list(FORMS))}")
-    return {n: FORMS[kinds.get(n, "linear")](*bounds.get(n, ())) for n in learn}
+    forms = {n: FORMS[kinds[n]] if n in kinds else otherwise for n in learn}
+    return {n: form(*bounds.get(n, ())) for n, form in forms.items()}

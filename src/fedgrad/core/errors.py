@@ -180,7 +180,7 @@ _NOT_THE_USER = (
 )
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     foreign = os.path.sep + "site-packages" + os.path.sep in file
     return cell(file) is not None or not (foreign or file.startswith(_NOT_THE_USER))
 
@@ -188,7 +188,7 @@ def _is_users(file: str) -> bool:
 def caller() -> str:
     """`file.py:41` of the user's code that is calling us now; `cell 3, line 4` of a notebook."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and not _is_users(frame.f_code.co_filename):
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return place(frame.f_code.co_filename, frame.f_lineno)
 
@@ -234,7 +234,7 @@ def _cut(error: BaseException) -> None:
         trace = trace.tb_next
     files = [t.tb_frame.f_code.co_filename for t in frames]
     first = next((i for i, file in enumerate(files) if file.startswith(_OURS)), len(files))
-    users = [i for i, file in enumerate(files) if i >= first and _is_users(file)]
+    users = [i for i, file in enumerate(files) if i >= first and is_users(file)]
     after = range(users[-1] + 1 if users else first, len(files))
     if not isinstance(error, FederatedError | KeyboardInterrupt):
         if any(files[i].startswith(_OURS) for i in after):

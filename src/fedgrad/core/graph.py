@@ -14,7 +14,15 @@ import numpy as np
 
 from fedgrad.core.control import Control, While, control
 from fedgrad.core.errors import ArgumentError, known_fields
-from fedgrad.core.primitives import Primitive, round_p, where
+from fedgrad.core.primitives import (
+    MEAN,
+    NOWHERE,
+    Primitive,
+    broadcast_p,
+    round_p,
+    scope,
+    where,
+)
 
 T = TypeVar("T")
 
@@ -66,7 +74,12 @@ class Origin:
 
     def __str__(self) -> str:
         if self.primitive:
-            return f"the result of {self.primitive} ({where(self.source)})"
+            line = where(self.source)
+            if scope(self.source) == MEAN:
+                return f"the result of {MEAN} ({line})"
+            if (self.primitive, line) == (broadcast_p.name, NOWHERE):
+                return "what the algorithm sends"  # such as the model, to a loss
+            return f"the result of {self.primitive} ({line})"
         return self.name or "a constant"
 
 

@@ -261,6 +261,7 @@ def interpret(
 
 
 NOWHERE = "somewhere in a library"
+MEAN = "fg.mean"  # the scope of what it does with sums, for readers
 
 
 def position(*sources: Any) -> tuple[str, str, str]:

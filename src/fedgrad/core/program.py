@@ -23,6 +23,7 @@ from fedgrad.core.errors import (
 )
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.primitives import (
+    MEAN,
     broadcast_p,
     client_index,
     common,
@@ -344,4 +345,5 @@ def _ratios(x: Any, sums: Any, count: jax.Array, empty: float, by_zero: bool = F
         dtype = _weighted_dtype(_array(leaf), total)
         return mean.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else mean
 
-    return jax.tree.map(ratio, x, sums)
+    with jax.named_scope(MEAN):
+        return jax.tree.map(ratio, x, sums)

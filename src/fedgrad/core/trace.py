@@ -291,7 +291,8 @@ class _Reader:
         if key is not None and key in self.made:
             return self.made[key]
         origin = Origin("", eqn.primitive.name, source)
-        if eqn.primitive.name in _SAME_TO_A_READER and not inputs[0].origin.primitive:
+        same = eqn.primitive.name in _SAME_TO_A_READER and not inputs[0].origin.primitive
+        if same or eqn.primitive is source_p:
             origin = inputs[0].origin
         placed = [v.origin for v in inputs if v.at != ANYWHERE]
         if placed and all(o.captured for o in placed):

@@ -116,9 +116,9 @@ def audit(graph: Graph, clients: Mapping[str, int], outputs: Any) -> Audit:
 
 def _what(sent: Value, total: Value) -> str:
     """What a client adds: by the scope that it, or its sum, was made in, and by the user's line."""
-    if not sent.origin.primitive:
-        return str(sent.origin)
     name = scope(total.origin.source) or scope(sent.origin.source)
+    if not sent.origin.primitive:
+        return f"{name}, {sent.origin}" if name and sent.origin.name else str(sent.origin)
     line = where(sent.origin.source, total.origin.source)
     return line if not name else name if line == NOWHERE else f"{name}, {line}"
 

@@ -4,14 +4,19 @@
 once, and what runs afterwards is JAX alone.
 """
 
+import contextlib
+import io
+import logging
+import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedgrad.core.errors import ArgumentError, known_arguments, nearest, needs
+from fedgrad.core.errors import ArgumentError, is_users, known_arguments, nearest, needs
+from fedgrad.core.notebook import place
 from fedgrad.core.types import Params
 from fedgrad.pytorch.reading import read
 
@@ -111,18 +116,40 @@ def _exported(torch: Any, module: Any, inputs: tuple[Any, ...]) -> Any:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one operation for all of a transformer
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quietly():
             made = torch.export.export(module, inputs, dynamic_shapes=free)
             made = made.run_decompositions({})
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         raise ArgumentError.here(
-            f"torch.export cannot take {type(module).__name__}: {type(error).__name__}: {first} "
-            "(all of it is above). Python must not branch on numbers (write torch.where) or fix "
-            "how many examples there are, as x.view(4, -1) and len(x) do (write x.flatten(1) and "
-            "x.shape[0])."
+            f"torch.export cannot take {type(module).__name__}{_line(error)}: "
+            f"{type(error).__name__}: {first} (all of it is above). Python must not branch on "
+            "numbers (write torch.where) or fix how many examples there are, as x.view(4, -1) and "
+            "len(x) do (write x.flatten(1) and x.shape[0])."
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return made
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what torch.export prints of a module that it refuses: its own graph, twice. The error
+    says what is wrong."""
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    was, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = was
+
+
+def _line(error: Exception) -> str:
+    """The line of the module's own code in which it was refused, as far as that is known."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f", {place(last.filename, last.lineno or 0)}, {last.line!r}"

@@ -66,7 +66,9 @@ def stopped(run: Run) -> str:
     status = run.status
     if status is None or not status.stopped:
         return ""
-    return f"It ended after round {run.rounds:,} of {status.rounds:,}: {status.stopped}."
+    # A result does not know how many rounds were asked for.
+    asked = f" of {status.rounds:,}" if status.rounds > run.rounds else ""
+    return f"It ended after round {run.rounds:,}{asked}: {status.stopped}."
 
 
 def best_first(key: str, values: dict[str, float]) -> list[str]:

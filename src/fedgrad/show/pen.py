@@ -27,6 +27,14 @@ FONT = {
     "sans": "Helvetica, Arial, 'DejaVu Sans', sans-serif",
     "mono": "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace",
 }
+# Pages that say themselves whether they are light or dark, whatever the reader's system is:
+# notebooks of Jupyter, of VS Code and of Colab, and the site.
+PAGES = (
+    ('[data-jp-theme-light="true"]', '[data-jp-theme-light="false"]'),
+    (".vscode-light", ".vscode-dark"),
+    ('[theme="light"]', '[theme="dark"]'),
+    ('[data-md-color-scheme="default"]', '[data-md-color-scheme="slate"]'),
+)
 Point = tuple[float, float]
 
 
@@ -139,6 +147,16 @@ def style() -> str:
 
 def colours(element: str, rules: str) -> str:
     """Rules of a style sheet that use our colours, light or dark as the reader has it."""
-    light, dark = ("".join(f"--fg-{n}:{c[i]};" for n, c in INK.items()) for i in (0, 1))
-    turned = f"@media (prefers-color-scheme:dark){{{element}{{{dark}}}}}"
-    return f"{element}{{{light}}}{turned}{rules}"
+    turned = f"@media (prefers-color-scheme:dark){{{element}{{{_values(1)}}}}}"
+    return f"{element}{{{_values(0)}}}{turned}{rules}"
+
+
+def colours_of_the_page() -> str:
+    """A style sheet beside pictures that are part of a page: light or dark, as that says it is."""
+    return "".join(
+        f"{','.join(f'{page[i]} svg.fedgrad' for page in PAGES)}{{{_values(i)}}}" for i in (0, 1)
+    )
+
+
+def _values(dark: int) -> str:
+    return "".join(f"--fg-{name}:{colour[dark]};" for name, colour in INK.items())

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields
 from fedgrad.core.types import Params
+from fedgrad.training.curves import span
 
 
 @known_fields
@@ -23,7 +24,7 @@ class Best:
     metric: str
 
     def __repr__(self) -> str:
-        return f"Best({self.metric} {self.value}, of round {self.round})"
+        return f"Best({self.metric} {span(self.value)}, of round {self.round})"
 
 
 @known_fields

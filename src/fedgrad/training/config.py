@@ -25,7 +25,9 @@ from fedgrad.training.log import plain
 # May differ between a run and its continuation: how long, and what it runs on.
 FREE = ("rounds", "planned", "versions")
 # Where these differ, what a round takes and keeps does, too.
-ANOTHER_STATE = ("algorithm.name", "algorithm.learns", "algorithm.schedules.")
+ANOTHER_STATE = tuple(
+    f"algorithm.{name}" for name in ("name", "learns", "finds", "average", "schedules.")
+)
 
 
 def brief(course: Course, rounds: int) -> dict[str, Any]:
@@ -90,6 +92,11 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         # It has other rounds, another state and other cohorts: that needs not be said, too.
         found = [n for n in found if n != "algorithm.round" and not _comes_along(n, old, new)]
     told = [name for name in found if not _digests(name)]
+    # What was written down beside it mostly says the same in other words, a command line always.
+    beside = [name for name in told if name.startswith("config.")]
+    said_elsewhere = [n for n in beside if ".command." in n]
+    told = [n for n in told if n not in beside] or [n for n in beside if n not in said_elsewhere]
+    told = told or said_elsewhere
     said = [
         f"{_called(n)}: {_said(old.get(n))} in the checkpoint, {_said(new.get(n))} now."
         for n in told

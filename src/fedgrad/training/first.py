@@ -14,6 +14,21 @@ from fedgrad.core.types import Params
 from fedgrad.plan.plan import plan
 from fedgrad.training.evaluation import Evaluation, Evaluations
 
+OF_CLIENTS = (
+    "It belongs to the algorithm: fg.fed_avg(loss, client_learning_rate=0.1, batch_size=10)."
+)
+# What to answer whoever gives training one of these.
+BELONGS_ELSEWHERE = {
+    **dict.fromkeys(
+        ("average", "averaged"), "It belongs to the algorithm: fg.averaged(algorithm)."
+    ),
+    **dict.fromkeys(("batch_size", "client_learning_rate", "epochs", "learning_rate"), OF_CLIENTS),
+    "executor": "It belongs to the algorithm: algorithm.on(executor).",
+    "hyper": "It belongs to the algorithm: algorithm.starting(hyper).",
+    "loss": "It belongs to the algorithm: fg.fed_auto(loss).",
+    "seed": "Randomness is a key: key=jax.random.key(0).",
+}
+
 
 def require_algorithm(algorithm: Any) -> None:
     """Refuse what is not one."""

@@ -23,7 +23,7 @@ from fedgrad.training.config import brief, describe
 from fedgrad.training.course import Course
 from fedgrad.training.curves import changes, curves
 from fedgrad.training.evaluation import Evaluate, Evaluations
-from fedgrad.training.first import require_evaluations, require_rounds
+from fedgrad.training.first import BELONGS_ELSEWHERE, require_evaluations, require_rounds
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.loop import Loop, Played
@@ -78,7 +78,7 @@ class Result:
         return f"model: {plural(size, 'number')} in {plural(len(leaves), 'array')} of {kinds}"
 
 
-@known_arguments()
+@known_arguments(BELONGS_ELSEWHERE)
 def fit(
     algorithm: Algorithm,
     clients: Population,

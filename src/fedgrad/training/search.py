@@ -22,7 +22,12 @@ from fedgrad.core.types import Hyper, Key, Params
 from fedgrad.show.numbers import number, plural
 from fedgrad.training.course import Course, usual_key
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
-from fedgrad.training.first import require_algorithm, require_evaluations, require_model
+from fedgrad.training.first import (
+    BELONGS_ELSEWHERE,
+    require_algorithm,
+    require_evaluations,
+    require_model,
+)
 from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.progress import display
 from fedgrad.training.run_folder import RunFolder
@@ -124,7 +129,7 @@ class Training(TypedDict, total=False):
     progress: Any
 
 
-@known_arguments(further=Training)
+@known_arguments(BELONGS_ELSEWHERE, further=Training)
 def random_search(
     algorithm: Algorithm,
     clients: Population,
@@ -151,7 +156,7 @@ def random_search(
     return _search(algorithm, clients, tried, wanted, evaluate, out, training)
 
 
-@known_arguments(further=Training)
+@known_arguments(BELONGS_ELSEWHERE, further=Training)
 def grid_search(
     algorithm: Algorithm,
     clients: Population,
