@@ -331,7 +331,8 @@ def by_hand(step, start=0.0, rate=None, told=None):
 
     @fg.program(cohort=fg.CLIENTS)
     def round(state, hyper, cohort, key):
-        given = [] if rate is None else [hyper["server"]["learning_rate"]]
+        its = fg.hyper.at(hyper, state.number)
+        given = [] if rate is None else [its["server"]["learning_rate"]]
         params = jax.tree.map(lambda x: x + step(state.number, *given), state.params)
         known = fg.Metrics(loss=None if told is None else told(state.number, *given))
         return Own(params, state.number + fg.mean(jnp.float32(1))), known
@@ -342,13 +343,19 @@ def by_hand(step, start=0.0, rate=None, told=None):
 
 
 def unstable(rate):
-    """An algorithm that goes on by its server's rate; if that is large, its clients tell a loss
-    that is high from round 14 on."""
+    """An algorithm that goes on by its server's rate; if that is large, from round 14 on it goes
+    much too far, and its clients tell a high loss."""
+
+    def falls_apart(number, rate):
+        return (number >= 13) & (rate > 0.006)
 
     def told(number, rate):
-        return jnp.where((number >= 13) & (rate > 0.006), 5.0, 1 - 0.01 * number)
+        return jnp.where(falls_apart(number, rate), 5.0, 1 - 0.01 * number)
 
-    return by_hand(lambda _, rate: rate, rate=rate, told=told)
+    def step(number, rate):
+        return jnp.where(falls_apart(number, rate), 1e6, rate)
+
+    return by_hand(step, rate=rate, told=told)
 
 
 def test_who_goes_on_alone_and_gets_worse_goes_back_with_half_the_rate(tmp_path):
@@ -366,6 +373,12 @@ def test_who_goes_on_alone_and_gets_worse_goes_back_with_half_the_rate(tmp_path)
         train(race, rounds=40, out=out, callbacks=[lambda t, *_, s=stop: t == s])
         again = train(race, rounds=40, out=out)
         jax.tree.map(np.testing.assert_array_equal, again.state, result.state)
+    # An average around it begins anew where it went back to; a schedule is eased, too.
+    outside = train(fg.averaged(race), rounds=40)
+    np.testing.assert_array_equal(as_vector(outside.last), as_vector(result.params))
+    assert np.abs(as_vector(outside.params) - START).max() < 1
+    scheduled = race.starting({"best.server.learning_rate": lambda t: jnp.where(t < 99, 0.01, 0.0)})
+    assert train(scheduled, rounds=40).history["race.pace.best"].tolist() == pace.tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -382,7 +395,8 @@ def test_nobody_is_held_twice_while_several_race():
     train(race, rounds=20, callbacks=[lambda t, s, _: held.update({t: [*s.watch.safe]})])
     assert all(held[t] == ([] if t <= 4 else ["best"]) for t in held)
     # What has no rates that could be lowered is not watched, nor is a race in the race.
-    for one in (by_hand(lambda t: 0.1), fg.race({"a": AVGM, "b": SLOW}, {0.2: 1})):
+    learns = fg.self_tuning(AVGM, "server.learning_rate", optax.sgd(0.01))
+    for one in (by_hand(lambda t: 0.1), learns, fg.race({"a": AVGM, "b": SLOW}, {0.2: 1})):
         state = train(fg.race({"one": one}), rounds=20).state
         assert not state.watch.safe and state.pace == 1
 
@@ -434,8 +448,9 @@ def test_without_judges_and_losses_all_are_equal():
     assert [*result.state.candidates] == ["b"] and (result.history["race.rank.a"] == 0.5).all()
 
 
-def stages(cuts, scores, squares=None, incumbent=None, rounds=5):
-    return Stages(cuts, [*scores], incumbent).best(scores, squares or {}, cuts[min(cuts)], rounds)
+def stages(cuts, scores, squares=None, incumbent=None, rounds=5, votes=1e6):
+    found = Stages(cuts, [*scores], incumbent)
+    return found.best(scores, squares or {}, cuts[min(cuts)], rounds, votes)
 
 
 def test_families_may_begin_alike():
@@ -456,6 +471,24 @@ def test_an_incumbent_gives_way_to_what_chance_does_not_explain(shift):
     squares = {"other": np.sum(difference**2)}
     found = stages({0.5: 1}, scores, squares, "given", rounds=6)
     assert found == [expected]
+
+
+def test_a_few_rounds_in_which_clients_agree_may_be_chance():
+    """Of two candidates, by clients that do not care: once in a thousand times the other wins."""
+    rng = np.random.default_rng(0)
+    for clients, rounds in ((1, 2), (1, 5), (1, 12), (3, 3), (10, 2), (10, 5)):
+        won = 0
+        for _ in range(2000):
+            ahead = rng.choice([-1.0, 1.0], (rounds, clients)).mean(1)
+            scores = {"given": ahead.sum(), "other": 0.0}
+            squares = {"other": np.sum(ahead**2)}
+            votes = rounds * clients
+            won += stages({0.5: 1}, scores, squares, "given", rounds, votes) == ["other"]
+        assert won <= 8  # of 2,000; more than that has a chance of one in two thousand
+    # But if they agree often enough, it is none.
+    assert stages({0.5: 1}, {"given": 4.0, "other": 0.0}, {"other": 4.0}, "given", 4, 16) == [
+        "other"
+    ]
 
 
 def test_one_round_tells_an_incumbent_nothing_of_chance():

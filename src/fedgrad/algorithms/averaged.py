@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.wrapped import wrapped
@@ -54,8 +55,7 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
 
     def init(params: Params, hyper: Hyper | None = None) -> AveragedState:
         inner = algorithm.init(params, hyper)
-        wide = jax.tree.map(lambda x: x.astype(accumulator(x)), last_of(inner))
-        return AveragedState(inner, wide, jnp.int32(0))
+        return AveragedState(inner, _wide(last_of(inner)), jnp.int32(0))
 
     def round(state: AveragedState, hyper: Hyper, *args: Any, **more: Any) -> Any:
         inner, *rest = algorithm.round(state.inner, hyper, *args, **more)
@@ -71,8 +71,13 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
     def between(state: AveragedState, done: int, planned: int) -> State:
         assert algorithm.between is not None
         inner = algorithm.between(state.inner, done, planned)
-        # The same state, not one like it: `fit` places anew what has changed.
-        return state if inner is state.inner else replace(state, inner=inner)
+        if inner is state.inner:  # the same, not one like it: `fit` places anew what has changed
+            return state
+        old, new = last_of(state.inner), last_of(inner)
+        same = all(map(np.array_equal, jax.tree.leaves(old), jax.tree.leaves(new)))
+        # It goes on from another model, as a race does that goes back: the average is of that one.
+        average = state.average if same else _wide(new)
+        return replace(state, inner=inner, average=average)
 
     return replace(
         algorithm,
@@ -81,3 +86,7 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
         between=None if algorithm.between is None else between,
         settings={**algorithm.settings, "average": f"of late models, power {power:g}"},
     )
+
+
+def _wide(params: Params) -> Params:
+    return jax.tree.map(lambda x: x.astype(accumulator(x)), params)

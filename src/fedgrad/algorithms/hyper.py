@@ -114,6 +114,18 @@ def scalable(hyper: Hyper, names: str | Iterable[str]) -> Hyper:
     return jax.tree_util.tree_map_with_path(scaled, hyper, is_leaf=_is_schedule)
 
 
+def multiplied(hyper: Hyper, names: Iterable[str], factor: Any) -> Hyper:
+    """The hyperparameters with these times a factor, numbers as well as schedules."""
+    chosen = [*names]
+
+    def times(path: Any, leaf: Any) -> Any:
+        if _dotted(path) not in chosen:
+            return leaf
+        return Scaled(leaf, factor) if _is_schedule(leaf) else leaf * factor
+
+    return jax.tree_util.tree_map_with_path(times, hyper, is_leaf=_is_schedule)
+
+
 def with_schedules(hyper: Hyper) -> Hyper:
     """The hyperparameters with every function of the round number as a `Schedule`, checked."""
     known, _ = _flatten(hyper)

@@ -87,7 +87,8 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             "tuned (again)."
         )
     _refuse_scaled(algorithm)
-    names = {branch: rates_of(algorithm.hyper, branch) for branch in ("client", "server")}
+    known = names_of.paths(algorithm.hyper)
+    names = {branch: rates_of(known, branch) for branch in ("client", "server")}
     tried = [branch for branch in names if names[branch]]
     if not tried:
         raise ArgumentError.here(
@@ -165,14 +166,12 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
                 if len(left.candidates) > 1:
                     return state
                 state = ends(state)
-        now, known, worse = state.watch.asked(state.parts, done, planned)
-        if known is state.watch:
+        now, seen, times = state.watch.asked(state.parts, done, planned)
+        if seen is state.watch:
             return state
-        if worse:  # it is back where it was asked before, and goes on at half the rate
-            ((name, rates),) = state.rates.items()
-            half = {n: rates[n] / 2 for n in eased_by(algorithm.hyper)}
-            state = replace(state, rates={name: {**rates, **half}})
-        return replace(state, parts=now, watch=known)
+        ((name, rates),) = state.rates.items()
+        rates = {**rates, **{n: rates[n] * times for n in eased_by(rates)}}
+        return OwnRatesState(now, {name: rates}, seen)
 
     def won(state: OwnRatesState) -> OwnRatesState:
         """The race is over."""
@@ -198,7 +197,7 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
 
     def alone(state: OwnRatesState, winner: State, rates: Any) -> OwnRatesState:
         parts = {"alone": winner}
-        return OwnRatesState(parts, rates, replace(state.watch, safe=parts))
+        return OwnRatesState(parts, rates, state.watch.of_other_examples(parts))
 
     return replace(
         algorithm,

@@ -1,5 +1,5 @@
 """A race inside one training: candidates are trained in the same rounds by the same clients, judged
-by examples that none of them trains on, and dropped when they lose.
+by examples that they do not train on, and dropped when they lose.
 
 A round of several candidates is one message: their models go down together and their updates come
 up together. When one is left, a round is a round of that one and nothing else; and it is watched.
@@ -47,6 +47,7 @@ class RaceState:
     # Where there is an incumbent: the squares of what each was ahead of it by, summed likewise.
     squares: dict[str, jax.Array]
     leader: jax.Array  # who has the best score, in the order of their names
+    votes: jax.Array  # how many clients have judged, once for each of these rounds
     changed: jax.Array  # how many changes of hyperparameters have come
     watch: Watch  # of who is left alone
     pace: jax.Array  # what its rates are multiplied with
@@ -96,7 +97,10 @@ def race(
     Who goes on alone is watched: rates that were good while they raced may be too large when more
     examples train. If the loss that clients tell rises for a twentieth of all rounds, by more than
     chance explains and by a tenth of all that was gained, training goes back to where it was before
-    these, with half the rates of its server (of its clients, if that has none).
+    these (its schedules, too), with half the rates of its server (of its clients, if that has
+    none). If it is as bad then, the rates were not the reason, and are restored. What learns its
+    rates has a guard of its own, and a race in the race watches its own winner; neither is watched.
+    Nobody looks at what comes after the last full twentieth.
 
     Ranks, because the same clients judge all candidates, so that differences count and not how
     hard the clients of a round are; and because one client with an enormous loss has one voice.
@@ -126,8 +130,11 @@ def race(
     if incumbent is not None:
         _require_known(incumbent, candidates)
     stages = Stages({0.25: 1} if cuts is None else cuts, [*candidates], incumbent)
-    # A race in the race watches its own winner.
-    eased = {n: eased_by(one.hyper) for n, one in candidates.items() if one.between is None}
+    eased = {
+        n: eased_by([*names_of.paths(one.hyper), *names_of.schedules(one.hyper)])
+        for n, one in candidates.items()
+        if one.between is None and "learns" not in one.settings
+    }
     if held_out is not None:
         require_rule("fg.race", held_out)
     require_whole("batch_size", batch_size)
@@ -159,9 +166,8 @@ def race(
                 new = {n: jnp.where(state.changed > i, v, old[n]) for n, v in values.items()}
                 hyper = {**hyper, name: names_of.replace(hyper[name], new)}
         for name in watched(state.candidates):
-            old = names_of.paths(hyper[name])
-            new = {n: old[n] * state.pace for n in eased[name] if n in old}  # not of schedules
-            hyper = {**hyper, name: names_of.replace(hyper[name], new)}
+            its = names_of.multiplied(hyper[name], eased[name], state.pace)
+            hyper = {**hyper, name: its}
         return hyper
 
     def round(
@@ -178,7 +184,8 @@ def race(
             extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
             if eased.get(name):
                 extra[f"race.pace.{name}"] = state.pace
-            alone = replace(state, candidates={name: new}, watch=state.watch.plus(metrics.loss))
+            known = state.watch.plus(metrics.loss, kept)
+            alone = replace(state, candidates={name: new}, watch=known)
             return alone, replace(metrics, extra=extra)
         train, judges, others = cohort, Examples.of(cohort), further
         if held_out is not None:
@@ -199,7 +206,8 @@ def race(
             return new, metrics, own.astype(jnp.float32)
 
         played: dict[str, tuple[State, Metrics, jax.Array]] = {}
-        for names in _alike(live, candidates, state, hyper, incumbent):
+        apart = None if held_out is None else incumbent
+        for names in _alike(live, candidates, state, hyper, apart):
             states, hypers = [state.candidates[n] for n in names], [hyper[n] for n in names]
             if len(names) == 1:
                 played[names[0]] = play(names[0], states[0], hypers[0])
@@ -218,7 +226,8 @@ def race(
         trained = None
         # Where nobody has an example to spare, what they train on has to do; if that is not known
         # either, all are equal.
-        anybody, instead = sum(judged) > 0, jnp.zeros(len(live), jnp.float32)
+        voices, instead = sum(judged), jnp.zeros(len(live), jnp.float32)
+        anybody = voices > 0
         if all(value is not None for value in seen):
             trained = jnp.stack([jnp.asarray(value, jnp.float32) for value in seen])
             losses, instead = jnp.where(anybody, losses, trained), trained
@@ -250,6 +259,7 @@ def race(
             candidates=trained_ones,
             scores=scores,
             squares=squares,
+            votes=state.votes + voices.astype(jnp.float32),
             leader=leader,
             watch=known,
         )
@@ -273,24 +283,24 @@ def race(
             state = replace(state, watch=replace(state.watch, safe={}))
         for half, end, left in stages.ends(planned):
             if done == end:
-                best = stages.best(state.scores, state.squares, left, end - half)
+                seen = float(state.votes)
+                best = stages.best(state.scores, state.squares, left, end - half, seen)
                 stay = {n: state.candidates[n] for n in sorted(best)}
-                known = state.watch.moved(watched(stay) if len(stay) == 1 else {})
+                known = state.watch.of_other_examples(watched(stay) if len(stay) == 1 else {})
                 return replace(stage(stay, incumbent, known), changed=state.changed)
             if done == half > 0:
-                zeros = jax.tree.map(jnp.zeros_like, (state.scores, state.squares))
-                return replace(state, scores=zeros[0], squares=zeros[1])
+                judged = {"scores": state.scores, "squares": state.squares, "votes": state.votes}
+                return replace(state, **jax.tree.map(jnp.zeros_like, judged))
         return state
 
     def alone(state: RaceState, done: int, planned: int) -> RaceState:
         """Who is left, back where it was if it got worse."""
         if not state.watch.safe:
             return state
-        now, known, worse = state.watch.asked(state.candidates, done, planned)
+        now, known, times = state.watch.asked(state.candidates, done, planned)
         if known is state.watch:
             return state
-        pace = state.pace / 2 if worse else state.pace
-        return replace(state, candidates=now, watch=known, pace=pace)
+        return replace(state, candidates=now, watch=known, pace=state.pace * times)
 
     round.__name__ = "race"
     places = {n: one.round.placements[n] for one in candidates.values() for n in one.cohorts}
@@ -319,8 +329,16 @@ def stage(states: dict[str, Any], incumbent: str | None, watch: Watch) -> RaceSt
         return {n: jnp.float32(0) for n in names}
 
     others = [] if incumbent is None else [n for n in states if n != incumbent]
-    zero, pace = jnp.int32(0), jnp.asarray(1.0)  # of no dtype of its own, as rates are
-    return RaceState(states, nothing(states), nothing(others), zero, zero, watch, pace)
+    return RaceState(
+        states,
+        nothing(states),
+        nothing(others),
+        leader=jnp.int32(0),
+        votes=jnp.float32(0),
+        changed=jnp.int32(0),
+        watch=watch,
+        pace=jnp.asarray(1.0),  # of no dtype of its own, as rates are
+    )
 
 
 def _require_known(name: str, candidates: Mapping[str, Any]) -> None:
@@ -400,17 +418,17 @@ def _alike(
     candidates: dict[str, Algorithm],
     state: RaceState,
     hyper: Hyper,
-    incumbent: str | None,
+    apart: str | None,
 ) -> list[list[str]]:
     """The candidates in groups that are computed together: those that differ only in numbers, and
-    train on the same examples."""
+    train on the same examples, which is not so of one `apart`."""
     groups: dict[Any, list[str]] = {}
     for name in live:
         one, params = candidates[name], state.candidates[name].params
         size = np.sum([x.size * x.dtype.itemsize for x in jax.tree.leaves(params)])
         shapes = jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), hyper[name])
         kind = (id(one.round.fun), jax.tree.structure(hyper[name]), str(shapes))
-        small = size <= TOGETHER and one.between is None and name != incumbent
+        small = size <= TOGETHER and one.between is None and name != apart
         groups.setdefault(kind if small else name, []).append(name)
     return list(groups.values())
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 from fedgrad.core.errors import ArgumentError, require_whole
 
@@ -68,10 +68,15 @@ class Stages:
         ]
 
     def best(
-        self, scores: Mapping[str, Any], squares: Mapping[str, Any], left: Left, rounds: int
+        self,
+        scores: Mapping[str, Any],
+        squares: Mapping[str, Any],
+        left: Left,
+        rounds: int,
+        votes: float,
     ) -> list[str]:
-        """Who is left, by mean ranks that were summed over so many rounds, and the squares of what
-        each was ahead of the incumbent by."""
+        """Who is left, by mean ranks that were summed over so many rounds, the squares of what each
+        was ahead of the incumbent by, and how many clients judged, once for each round."""
         known = {n: float(scores[n]) for n in self.order if n in scores}
         ranked = sorted(known, key=lambda n: known[n])
         if isinstance(left, Mapping):
@@ -90,13 +95,18 @@ class Stages:
         if rounds == 1:  # which tells nothing of chance
             return [self.incumbent]
         error = math.sqrt(max(spread, 0) / (rounds - 1))
-        return best if ahead > by_chance(rounds - 1) * error else [self.incumbent]
+        # A few rounds may agree by chance. Clients that do not care at all would rank k candidates
+        # in any order, so that two of them differ by the root of k (k + 1) / 6.
+        k = len(known)
+        careless = math.sqrt(k * (k + 1) / 6 / max(votes, 1))
+        certain = max(by_chance(rounds - 1) * error, by_chance(math.inf) * careless)
+        return best if ahead > certain else [self.incumbent]
 
 
 def by_chance(freedom: float) -> float:
     """How many standard errors chance explains, if these are known by so many degrees of freedom:
     by Student's t, because rounds are few."""
-    return float(stdtrit(freedom, 1 - CHANCE))
+    return float(stdtrit(freedom, 1 - CHANCE) if math.isfinite(freedom) else ndtri(1 - CHANCE))
 
 
 def after(part: When, planned: int) -> int:

@@ -19,7 +19,8 @@ COLOURS = ("p0", "p1", "p2", "p3", "p4")
 ABOUT = (
     "Candidates are trained in the same rounds by the same clients. Each client ranks their models "
     "by the loss on examples that are held out (0 is the best); those with the best mean rank in "
-    "the second half of a stage go on, of each family where there are families."
+    "the second half of a stage go on, of each family where there are families. A candidate that "
+    "was given first, and only gives way to what is better, trains on these examples too."
 )
 
 
