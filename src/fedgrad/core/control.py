@@ -4,6 +4,7 @@ This is the only file that reads the parameters of scan, while and cond. How JAX
 changes with its version; tests/test_jax_layout.py fails when it does, and says what to look at.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -208,3 +209,9 @@ def control(primitive: Primitive, params: dict[str, Any]) -> Control | None:
     """The equation's control flow; None if it is none."""
     read = _READERS.get(primitive)
     return None if read is None else read(params)
+
+
+def text_of(jaxpr: Any) -> str:
+    """A jaxpr as text that is the same whenever the same program is traced: without addresses, and
+    without the trees in which a scan since JAX 0.11 remembers what it was derived from."""
+    return re.sub(r" at 0x[0-9a-f]+|\bft_(?:in|out)=.*", "", str(jaxpr))

@@ -1,7 +1,6 @@
 """What a run is: everything that must be the same for its checkpoint to be continued."""
 
 import hashlib
-import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
@@ -15,6 +14,7 @@ from fedgrad.algorithms.hyper import LOOKED_AT
 from fedgrad.algorithms.objective import WithFixed
 from fedgrad.clients.population import Population
 from fedgrad.core.arguments import read_arguments
+from fedgrad.core.control import text_of
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.core.trace import struct
 from fedgrad.core.types import State
@@ -196,8 +196,7 @@ def _program(course: Course, state: State, draw: Draw) -> str | None:
         program.client_placements,
         *map(struct, arguments.values),
     )
-    text = re.sub(r" at 0x[0-9a-f]+", "", str(jaxpr.jaxpr))
-    return _digest([text.encode(), *map(_content, jaxpr.consts)])
+    return _digest([text_of(jaxpr.jaxpr).encode(), *map(_content, jaxpr.consts)])
 
 
 def _fixed(loss: Any) -> dict[str, str]:
