@@ -51,15 +51,18 @@ def take_turns(
     repetitions: int,
     warmup: int = 2,
     before: Callable[[], None] = lambda: None,
+    turn: Callable[[], None] = lambda: None,
 ) -> dict[str, Times]:
     """Every function in turn, again and again, each time in another order. A call must not return
-    before its work is done; `before` runs before each call and is not timed."""
+    before its work is done; `before` runs before each call, `turn` before all of them are called
+    once more, and neither is timed."""
     times = {name: Times([], []) for name in calls}
     names = list(calls)
     gc.collect()
     for i in range(warmup + repetitions):
-        turn = i % len(names)
-        for name in names[turn:] + names[:turn]:
+        turn()
+        first = i % len(names)
+        for name in names[first:] + names[:first]:
             before()
             wall, cpu, _ = timed(calls[name])
             if i >= warmup:

@@ -66,27 +66,32 @@ def measured(
     held_out = fg.HeldOut()
     alone = fg.holding_out(base, held_out)
     judge = fg.GradientCohort("same", held_out=held_out).program(base.loss)
-    turn = iter(range(10**9))
+    now = {"i": 0}
+
+    def turn() -> None:
+        """The next cohort, for all: some have more examples."""
+        now["i"] += 1
+
     # As fg.fit passes them: made arrays once, not in every round.
     given = {n: jax.tree.map(jnp.asarray, one.hyper) for n, one in candidates.items()}
     plain_hyper = jax.tree.map(jnp.asarray, base.hyper)
 
     def together() -> Any:
-        cohort = cohorts[next(turn) % len(cohorts)]
+        cohort = cohorts[now["i"] % len(cohorts)]
         return jax.block_until_ready(race.round(start, given, cohort, key))
 
     def in_turn() -> Any:
-        cohort = cohorts[next(turn) % len(cohorts)]
+        cohort = cohorts[now["i"] % len(cohorts)]
         for name in names:
             jax.block_until_ready(alone.round(single, given[name], cohort, key))
             jax.block_until_ready(judge(single.params, None, cohort))
 
     def winner() -> Any:
-        cohort = cohorts[next(turn) % len(cohorts)]
+        cohort = cohorts[now["i"] % len(cohorts)]
         return jax.block_until_ready(race.round(one, given, cohort, key))
 
     def plain() -> Any:
-        cohort = cohorts[next(turn) % len(cohorts)]
+        cohort = cohorts[now["i"] % len(cohorts)]
         return jax.block_until_ready(base.round(single, plain_hyper, cohort, key))
 
     start, single = race.between(race.init(params), 0, 2), base.init(params)
@@ -96,7 +101,7 @@ def measured(
         "winner": winner,
         "plain": plain,
     }
-    times = take_turns(calls, repetitions)
+    times = take_turns(calls, repetitions, turn=turn)
     return {
         "times": {name: found.summary() for name, found in times.items()},
         "race": times["race"].ratio(times["in turn"]),

@@ -174,7 +174,7 @@ def measure_rounds(repetitions: int) -> dict[str, Any]:
         names = {f"by hand, gradient in batches of {n}": by_hand(n) for n in GRADIENT_BATCHES}
         calls = {"fedgrad": ours(learn), **{n: theirs(f) for n, f in names.items()}}
         _check(calls)
-        times = take_turns(calls, repetitions, before=turn)
+        times = take_turns(calls, repetitions, turn=turn)
         medians = {name: t.summary() for name, t in times.items()}
         best = min(names, key=lambda name: medians[name]["ms"])
         ratio = times["fedgrad"].ratio(times[best])
