@@ -488,7 +488,7 @@ def test_a_winner_that_went_back_says_when(tmp_path):
         row["race.pace.c"] = 1.0 if row["round"] < 15 else 0.5 if row["round"] < 18 else 0.25
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text, _ = report_of(folder)
-    words = "Its loss rose, so in round 15, 18 it went back, to go on with half the rate."
+    words = "Its loss rose, so in rounds 15 and 18 it went back, to go on with half the rate."
     (lead,) = [e[2] for e in Found(text).all("p", "lead")]
     assert lead == f"c won the race of 7 and goes on alone since round 12. {words}"
     assert f"goes on alone. {words}" in text

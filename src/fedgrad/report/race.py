@@ -106,8 +106,9 @@ def _slower(race: Race) -> str:
     back = race.went_back()
     if not back:
         return ""
-    rounds = ", ".join(f"{round:,}" for round in back)
-    return f" Its loss rose, so in round {rounds} it went back, to go on with half the rate."
+    *first, last = (f"{round:,}" for round in back)
+    rounds = f"rounds {', '.join(first)} and {last}" if first else f"round {last}"
+    return f" Its loss rose, so in {rounds} it went back, to go on with half the rate."
 
 
 def _shown(race: Race) -> list[Content]:
