@@ -40,7 +40,9 @@ class Result:
     few lines, and shows curves in a notebook."""
 
     state: State
-    hyper: Hyper  # the hyperparameters of the last round: learned ones as they were used in it
+    # The hyperparameters of the last round: learned ones as they were used in it, those of a race
+    # without its `race.pace`.
+    hyper: Hyper
     history: History
     rounds: int
     stopped: str | None  # why it ended before the last round, if it did
