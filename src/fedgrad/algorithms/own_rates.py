@@ -131,15 +131,16 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
         return OwnRatesState(parts, rates, Watch.begin({"alone": parts["alone"]}))
 
     def round(state: OwnRatesState, hyper: Hyper, *args: Any) -> tuple[OwnRatesState, Metrics]:
-        parts, metrics = play(state, hyper, *args)
-        return replace(state, parts=parts, watch=state.watch.plus(metrics.loss)), metrics
+        parts, metrics, kept = play(state, hyper, *args)
+        return replace(state, parts=parts, watch=state.watch.plus(metrics.loss, kept)), metrics
 
-    def play(state: OwnRatesState, hyper: Hyper, *args: Any) -> tuple[dict[str, Any], Metrics]:
+    def play(state: OwnRatesState, hyper: Hyper, *args: Any) -> tuple[dict[str, Any], Metrics, Any]:
+        """What is left after a round, its metrics, and whether it was kept."""
         parts = state.parts
         hypers = {n: names_of.replace(hyper, rates) for n, rates in state.rates.items()}
         if "race" in parts:
             new, metrics = raced.round(parts["race"], hypers, *args)
-            return {**parts, "race": new}, metrics
+            return {**parts, "race": new}, metrics, True
         ((name, rates),) = state.rates.items()
         if "duel" in parts:
             assert duel is not None
@@ -147,11 +148,11 @@ def own_rates(algorithm: Algorithm) -> Algorithm:
             new, metrics = duel.round(parts["duel"], both, *args)
             # It is a race inside of what won the first one.
             extra = {**inside(name, metrics.extra), f"race.won.{name}": jnp.float32(1)}
-            return {**parts, "duel": new}, replace(metrics, hyper=rates, extra=extra)
+            return {**parts, "duel": new}, replace(metrics, hyper=rates, extra=extra), True
         new, metrics = base.round(parts["alone"], hypers[name], *args)
         new, kept = undone(parts["alone"], new)
         extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
-        return {"alone": new}, replace(metrics, hyper=rates, extra=extra)
+        return {"alone": new}, replace(metrics, hyper=rates, extra=extra), kept
 
     def between(state: OwnRatesState, done: int, planned: int) -> OwnRatesState:
         for name, game, ends in (("race", raced, won), ("duel", duel, decided)):
