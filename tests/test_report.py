@@ -987,16 +987,28 @@ AROUND = {
 SAID = {"Jupyter": ("true", "false"), "the site": ("default", "slate")}
 
 
+@fg.program(z=fg.CLIENTS)
+def distance(x, z):
+    return fg.mean((fg.broadcast(x) - z) ** 2)
+
+
 @in_browser
+@pytest.mark.parametrize("what", ["result", "plan", "explanation", "figure"])
 @pytest.mark.parametrize("where", ["nowhere", *AROUND])
-def test_curves_have_the_colours_of_the_notebook_around_them(where, tmp_path, browser):
+def test_pictures_have_the_colours_of_the_notebook_around_them(where, what, tmp_path, browser):
     """Whatever those of the system are, which count where nothing is said."""
-    curves = trained(PLAIN)._repr_html_()
+    made = {
+        "result": lambda: trained(PLAIN),
+        "plan": lambda: fg.plan(distance, 1.0, jnp.ones(2)),
+        "explanation": lambda: fg.explain(distance, 1.0, jnp.ones(2)),
+        "figure": lambda: Figure([[Chart("loss", [Curve("", [0, 1], [1, 0])], "round")]]),
+    }
+    picture = made[what]()._repr_html_()
     colours = {False: "rgb(255, 255, 255)", True: "rgb(15, 20, 26)"}
     for system, notebook in ((False, True), (True, False)):
         said = SAID.get(where, ("light", "dark"))[notebook]
         path = tmp_path / "page.html"
-        path.write_text(f"<body {AROUND.get(where, '').format(said)}>{curves}")
+        path.write_text(f"<body {AROUND.get(where, '').format(said)}>{picture}")
         page = browser.open(path, dark=system)
         paper = page.run("getComputedStyle(document.querySelector('svg .fill-paper')).fill")
         assert paper == colours[system if where == "nowhere" else notebook]

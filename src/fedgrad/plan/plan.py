@@ -130,6 +130,9 @@ class Plan:
     def _repr_svg_(self) -> str:
         return self.draw()
 
+    def _repr_html_(self) -> str:
+        return _looks["html"](self)
+
     def __str__(self) -> str:
         return _looks["text"](self)
 
@@ -182,9 +185,10 @@ def _client_memory(graph: Graph, placement: str) -> int:
 _looks: dict[str, Callable[[Plan], str]] = {}
 
 
-def install_looks(text: Callable[[Plan], str], svg: Callable[[Plan], str]) -> None:
-    """Called once, by fedgrad.show: a plan is data and does not know how it is shown."""
-    _looks.update(text=text, svg=svg)
+def install_looks(**looks: Callable[[Plan], str]) -> None:
+    """Called once, by fedgrad.show, with `text`, `svg` and `html`: a plan is data and does not know
+    how it is shown."""
+    _looks.update(looks)
 
 
 def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:

@@ -1,7 +1,7 @@
 """How plans look: as text, as a picture, and beside the plans of their derivatives."""
 
 from fedgrad.plan.plan import install_looks
-from fedgrad.show.draw import svg
+from fedgrad.show.draw import html, svg
 from fedgrad.show.text import text
 
-install_looks(text, svg)
+install_looks(text=text, svg=svg, html=html)

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedgrad.show.axis import Axis, axis
 from fedgrad.show.drawing import Chart, Curve, drawn, heights, key, named, stroke
 from fedgrad.show.markup import Html, element
-from fedgrad.show.pen import document, text_width, words
+from fedgrad.show.pen import document, in_a_page, text_width, words
 
 __all__ = ["Axis", "Chart", "Curve", "Figure", "alike", "axis"]
 
@@ -37,6 +37,9 @@ class Figure:
 
     def _repr_svg_(self) -> str:
         return self.svg()
+
+    def _repr_html_(self) -> str:
+        return in_a_page(self.svg())
 
 
 def alike(charts: Iterable[Chart]) -> list[Chart]:

@@ -13,7 +13,7 @@ from fedgrad.core.graph import SERVER
 from fedgrad.plan.plan import Plan
 from fedgrad.show.naming import Work
 from fedgrad.show.outline import Frame, Item, Link, Outline, Part, Round, Size, Visit, outline
-from fedgrad.show.pen import Pen, document, text_width
+from fedgrad.show.pen import Pen, document, in_a_page, text_width
 from fedgrad.show.text import summary
 
 BOX, LINE, GUTTER, INSET, PAD, SLOT, TRACK = 42, 15, 22, 11, 12, 96, 28
@@ -23,6 +23,11 @@ LONGEST = 26  # characters of a name before it is cut; the whole name is its too
 def svg(plan: Plan) -> str:
     """The federated graph of a plan as a self-contained SVG."""
     return _Picture(plan, outline(plan)).document()
+
+
+def html(plan: Plan) -> str:
+    """The same as part of a notebook."""
+    return in_a_page(svg(plan))
 
 
 def shortened(name: str, most: int = LONGEST) -> str:

@@ -13,6 +13,7 @@ from fedgrad.core.errors import ArgumentError, PlanError
 from fedgrad.core.program import Program
 from fedgrad.plan.plan import Plan, plan
 from fedgrad.show.numbers import count, memory, price
+from fedgrad.show.pen import in_a_page
 from fedgrad.show.phases import Phases, phases
 from fedgrad.show.terminal import notebook, plain
 
@@ -100,7 +101,7 @@ class Explanation:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<div>{self.program.draw()}{notebook(self)}</div>"
+        return f"<div>{in_a_page(self.program.draw())}{notebook(self)}</div>"
 
 
 @overload

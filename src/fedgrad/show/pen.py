@@ -151,11 +151,16 @@ def colours(element: str, rules: str) -> str:
     return f"{element}{{{_values(0)}}}{turned}{rules}"
 
 
-def colours_of_the_page() -> str:
-    """A style sheet beside pictures that are part of a page: light or dark, as that says it is."""
-    return "".join(
+def in_a_page(*pictures: str) -> str:
+    """Pictures as part of a page, such as a notebook, as many in a row as fit: light or dark, as
+    that says it is. (A picture in a file of its own cannot know.)"""
+    style = "".join(
         f"{','.join(f'{page[i]} svg.fedgrad' for page in PAGES)}{{{_values(i)}}}" for i in (0, 1)
     )
+    fitting = '<svg style="max-width:100%;height:auto"'
+    shown = "".join(svg.replace("<svg", fitting, 1) for svg in pictures)
+    row = f'<div style="display:flex;flex-wrap:wrap">{shown}</div>'
+    return f"<style>{style}</style>{row}" if pictures else ""
 
 
 def _values(dark: int) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedgrad.show.charts import Chart, Curve, Figure
 from fedgrad.show.numbers import number
-from fedgrad.show.pen import colours_of_the_page
+from fedgrad.show.pen import in_a_page
 from fedgrad.show.terminal import columns as width
 from fedgrad.training import per_client
 
@@ -27,11 +27,7 @@ def changes(columns: Columns, most: int) -> list[str]:
 def curves(columns: Columns) -> str:
     """The same as curves over rounds, as HTML: as many charts in a row as fit."""
     charts = [Figure([[_chart(n, *columns[n])]]).svg() for n in _ordered(columns)[:CHARTS]]
-    fitting = [svg.replace("<svg", '<svg style="max-width:100%;height:auto"', 1) for svg in charts]
-    if not charts:
-        return ""
-    style = f"<style>{colours_of_the_page()}</style>"
-    return f'{style}<div style="display:flex;flex-wrap:wrap">{"".join(fitting)}</div>'
+    return in_a_page(*charts)
 
 
 def span(value: object) -> str:
