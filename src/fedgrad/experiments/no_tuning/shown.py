@@ -12,7 +12,7 @@ from fedgrad.experiments.maximum import best_of
 from fedgrad.experiments.no_tuning.goals import Goal, goals, means, sweep
 from fedgrad.experiments.no_tuning.methods import AT_BEST
 from fedgrad.experiments.no_tuning.outcome import FIXED, Outcome, ablations, outcomes
-from fedgrad.experiments.no_tuning.tasks import TASKS
+from fedgrad.experiments.no_tuning.tasks import TABLES, TASKS, data_set
 from fedgrad.experiments.results import Results, Table
 
 COLUMNS = 4  # of panels, and of tasks in a table
@@ -34,10 +34,14 @@ MARKS = {True: "✓", False: "✗", None: "?"}
 
 
 def figures(results: Results) -> Mapping[str, fg.charts.Figure]:
-    """A panel for each task."""
-    panels = [_panel(results, task) for task in results.facts["tasks"]]
-    rows = list(_in_rows([panel for panel in panels if panel]))
-    return {"best-of-n-against-one": fg.charts.Figure(rows)} if rows else {}
+    """A panel for each task; those of small tables are a figure of their own."""
+    tasks = results.facts["tasks"]
+    small = [task for task in tasks if data_set(task) in TABLES]
+    large = [task for task in tasks if task not in small]
+    parts = {"best-of-n-against-one": large, "best-of-n-against-one-on-tables": small}
+    shown = {name: [_panel(results, task) for task in some] for name, some in parts.items()}
+    found = {name: [panel for panel in panels if panel] for name, panels in shown.items()}
+    return {n: fg.charts.Figure([*_in_rows(panels)]) for n, panels in found.items() if panels}
 
 
 def tables(results: Results) -> list[Table]:
