@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -84,6 +85,18 @@ class Page:
         )
         x, y = box[0] + across * box[2], box[1] + 0.5 * box[3]
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def colour(self, x, y):
+        """Of what is seen at a place, as three numbers up to 255."""
+        clip = {"x": x, "y": y, "width": 1, "height": 1, "scale": 1}
+        shot = base64.b64decode(self.call("Page.captureScreenshot", clip=clip)["data"])
+        chunks, at = b"", 8  # of a PNG, each with its length, its kind and its checksum
+        while at < len(shot):
+            size = int.from_bytes(shot[at : at + 4])
+            if shot[at + 4 : at + 8] == b"IDAT":
+                chunks += shot[at + 8 : at + 8 + size]
+            at += 12 + size
+        return tuple(zlib.decompress(chunks)[1:4])  # no filter changes the first pixel
 
     def screenshot(self, path, whole=True):
         """Write what it looks like."""

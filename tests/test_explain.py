@@ -134,7 +134,7 @@ def test_html_is_well_formed():
         root = ElementTree.fromstring(html.replace("&nbsp;", " "))
         assert root.tag == "div"
         tags = {element.tag.rpartition("}")[2] for element in root.iter()}
-        assert {"svg", "pre"} <= tags
+        assert {"img", "pre"} <= tags
         text = "".join(root.itertext())
         assert all(mode in text for mode in MODES) and program.name in text
 

@@ -52,7 +52,7 @@ def test_a_result_says_what_was_learned_before_how_clients_differ():
 
 def test_a_result_in_a_notebook_has_curves():
     html = train(TUNED, evaluate=fg.Evaluation({"loss": mean_square}, CLIENTS))._repr_html_()
-    assert html.count("<svg") > 3 and "eval.loss" in html and "hyper.server.momentum" in html
+    assert html.count("<img") > 3 and "eval.loss" in html and "hyper.server.momentum" in html
     assert "monospace" in html and "FedAvgM: 4 rounds" in html
     trials = fg.side_by_side(line(), {"rate": RATES, "noise": 0.0})
     assert "trial 4" in train(trials).history._repr_html_()

@@ -188,7 +188,7 @@ def test_a_real_notebook():
     progress, shown = trained
     assert progress["data"]["text/plain"].startswith("round 3/3 · loss ")
     assert (
-        "<svg" in shown["data"]["text/html"] and "FedAvg: 3 rounds" in shown["data"]["text/plain"]
+        "<img" in shown["data"]["text/html"] and "FedAvg: 3 rounds" in shown["data"]["text/plain"]
     )
     (mixed,), (refused,), (planned,) = mixed, refused, planned
     assert mixed["evalue"].startswith("cell 3, line 4 (f): mul: ")

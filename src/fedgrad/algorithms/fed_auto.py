@@ -14,8 +14,9 @@ from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.local_training import LocalTraining
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import optimizer
-from fedgrad.algorithms.race import When, race
+from fedgrad.algorithms.race import race
 from fedgrad.algorithms.settings import titled
+from fedgrad.algorithms.stages import When
 from fedgrad.core.errors import known_arguments
 
 # After a quarter of all rounds it shows who ends best. Prodigy takes some twenty rounds to find its

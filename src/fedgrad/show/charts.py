@@ -63,7 +63,8 @@ def _svg(figure: Figure) -> str:
         parts += _row(row, below, top, wide, high)
         top += HEADING + high + BELOW + 16
     headings = ", ".join(dict.fromkeys(chart.heading for row in figure.rows for chart in row))
-    about = f"{', '.join(curve.name for curve in curves)}: {headings}"
+    names = ", ".join(curve.name for curve in curves)
+    about = f"{names}: {headings}" if names else headings
     return document(whole, top + 4, "Charts", about, parts)
 
 

@@ -1,5 +1,7 @@
 """Strokes and colours: what a picture is drawn with."""
 
+import base64
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,14 +155,24 @@ def colours(element: str, rules: str) -> str:
 
 def in_a_page(*pictures: str) -> str:
     """Pictures as part of a page, such as a notebook, as many in a row as fit: light or dark, as
-    that says it is. (A picture in a file of its own cannot know.)"""
+    that says it is. Images, because of drawn elements nothing but their words is left in a notebook
+    that is not trusted, as those of others are."""
     style = "".join(
-        f"{','.join(f'{page[i]} svg.fedgrad' for page in PAGES)}{{{_values(i)}}}" for i in (0, 1)
+        f"{','.join(f'{page[i]} img.fedgrad' for page in PAGES)}{{color-scheme:{scheme}}}"
+        for i, scheme in enumerate(("light", "dark"))
     )
-    fitting = '<svg style="max-width:100%;height:auto"'
-    shown = "".join(svg.replace("<svg", fitting, 1) for svg in pictures)
-    row = f'<div style="display:flex;flex-wrap:wrap">{shown}</div>'
+    row = f'<div style="display:flex;flex-wrap:wrap">{"".join(map(_image, pictures))}</div>'
     return f"<style>{style}</style>{row}" if pictures else ""
+
+
+def _image(svg: str) -> str:
+    about = re.search("<desc>(.*?)</desc>", svg, re.DOTALL)
+    said = about[1].replace('"', "&quot;") if about else ""
+    data = base64.b64encode(svg.encode()).decode()
+    return (
+        f'<img class="fedgrad" alt="{said}" style="max-width:100%;height:auto" '
+        f'src="data:image/svg+xml;base64,{data}"/>'
+    )
 
 
 def _values(dark: int) -> str:
