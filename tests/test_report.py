@@ -33,7 +33,7 @@ from fedgrad.report.write import write_report, write_run_report
 from fedgrad.show.axis import axis
 from fedgrad.show.charts import Chart, Curve, Figure, alike
 from fedgrad.show.markup import Html, element, join
-from fedgrad.show.numbers import duration, memory, number, percent, short
+from fedgrad.show.numbers import duration, memory, number, percent, short, tick
 from fedgrad.training import live
 
 LIVE = '<html lang="en" data-live>'
@@ -192,6 +192,15 @@ def test_ticks_of_a_logarithmic_axis(low, high):
     assert len({made.label(t) for t in ticks}) == len(ticks)
 
 
+@pytest.mark.parametrize("size", [1e-12, 1e-3, 1.0, 1e4, 1e6, 1e8, 1e10, 1e30])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_labels_of_an_axis_are_short(size, sign):
+    """On a phone there is room for seven digits."""
+    for low in (0.1 * size, 1e-5 * size):
+        made = axis([sign * low, sign * size])
+        assert max(len(made.label(t)) for t in made.ticks()) <= 8, made
+
+
 @pytest.mark.parametrize(
     "made, wanted",
     [
@@ -204,6 +213,12 @@ def test_ticks_of_a_logarithmic_axis(low, high):
         (number(None), "–"),
         (short(float(np.float32(0.9))), "0.9"),
         (short(100.0), "100"),
+        (tick(0), "0"),
+        (tick(1e6), "1e6"),
+        (tick(-2.5e7), "-2.5e7"),
+        (tick(20_000), "20,000"),
+        (tick(0.30000000000000004), "0.3"),
+        (tick(2.5e-05), "2.5e-5"),
         (percent(0.69051), "69.1 %"),
         (memory(2449), "2.4 kB"),
         (duration(0.003), "0.01 s"),
@@ -952,6 +967,20 @@ def test_in_a_browser(folder, browser, dark, width):
         "parseFloat(getComputedStyle(e).fontSize))"
     )
     assert min(sizes) >= 11
+
+
+@in_browser
+@pytest.mark.parametrize("size", [1e-9, 1e10, -1e10])
+def test_a_huge_or_tiny_loss_on_a_phone(size, tmp_path, browser):
+    """No label of an axis is cut at the edge."""
+    losses = {"learned": [size * 0.5**r for r in range(ROUNDS)]}
+    path, _ = write_run_report(write_run(tmp_path, losses, with_plans=False))
+    page = browser.open(path, False, 390)
+    lefts = page.run(
+        "[...document.querySelectorAll('.tick-y')].filter(e => e.checkVisibility())"
+        ".map(e => e.getBoundingClientRect().left)"
+    )
+    assert len(lefts) > 8 and min(lefts) >= 4
 
 
 @in_browser
