@@ -56,7 +56,7 @@ def _chart(found: Standing, name: str) -> Chart:
         f"{title(f'eval.{found.objective}')} by {name}",
         curves,
         name,
-        x_axis=axis(x),
+        x_axis=axis(x, logarithmic=found.logarithmic.get(name)),
         y_axis=axis(y[kept], unit=unit),  # type: ignore[arg-type]
         y_unit=unit,  # type: ignore[arg-type]
         note=f"{np.count_nonzero(~kept)} diverged" if not kept.all() else "",

@@ -42,6 +42,8 @@ class Standing:
     rounds: np.ndarray
     best: int  # the trial with the best score
     rungs: tuple[int, ...]  # for how long those are trained that reach each of them
+    # Whether it was drawn by its magnitude, by name, where that is known.
+    logarithmic: Mapping[str, bool] = field(default_factory=dict)
     versions: Mapping[str, str] = field(
         default_factory=lambda: {name: version(name) for name in ("fedgrad", "jax", "numpy")}
     )
@@ -61,6 +63,7 @@ class Standing:
             "rounds": self.rounds.tolist(),
             "best": self.best,
             "rungs": list(self.rungs),
+            "logarithmic": dict(self.logarithmic),
             "versions": dict(self.versions),
         }
 
