@@ -26,7 +26,7 @@ from fedgrad.training.log import plain
 FREE = ("rounds", "planned", "versions")
 # Where these differ, what a round takes and keeps does, too.
 ANOTHER_STATE = tuple(
-    f"algorithm.{name}" for name in ("name", "learns", "finds", "average", "schedules.")
+    f"algorithm.{name}" for name in ("name", "learns", "tuning.", "finds", "average", "schedules.")
 )
 
 
@@ -106,8 +106,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _comes_along(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a part of the state or a cohort is only in one of two runs."""
-    return name.startswith(("state.", "populations.")) and not (name in old and name in new)
+    """Whether a part of the state, a cohort or a way to tune is only in one of two runs."""
+    parts = ("state.", "populations.", "algorithm.tuning.")
+    return name.startswith(parts) and not (name in old and name in new)
 
 
 def _digests(name: str) -> str:
@@ -159,7 +160,9 @@ def _called(name: str) -> str:
         )
     if group == "algorithm":
         side, _, what = rest.partition(".")
-        whose = {"client": "clients", "server": "the server"}.get(side)
+        if rest.startswith("tuning.form."):
+            return f"form of {rest.removeprefix('tuning.form.')}"
+        whose = {"client": "clients", "server": "the server", "tuning": "self-tuning"}.get(side)
         return f"{what} of {whose}".replace("_", " ") if whose else rest.replace("_", " ")
     return name if rest else name.replace("_", " ")
 
