@@ -247,8 +247,16 @@ def test_what_a_search_leaves(setting, population, tmp_path):
     )
     other = {"server.learning_rate": fg.uniform(0.1, 0.2)}
     for changes, says in (
-        ({"space": other}, "another search, with other values of: tried"),
-        ({"rounds": 6}, "another search, with other values of: rungs"),
+        (
+            {"space": other},
+            r"another search:\n  server.learning_rate: .*, \d.* in the folder, 0.1\d*, .*now"
+            r".\n  server.momentum: .* in the folder, nothing now",
+        ),
+        ({"rounds": 6}, "another search:\n  rounds of the rungs: 2, 4 in the folder, 3, 6 now"),
+        (
+            {"trials": fg.Trials(5, rungs=2, keep=0.5)},
+            "search:\n  trials: 4 in the folder, 5 now.\nTo",
+        ),
     ):
         clients = Tripping(population, None)
         with pytest.raises(fg.FederatedError, match=says):
