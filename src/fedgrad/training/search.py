@@ -57,8 +57,11 @@ class Search:
         values = ", ".join(f"{n} {number(float(v[self.best]))}" for n, v in self.tried.items())
         finite = int(np.isfinite(self.scores).sum())
         after = plural(int(self.rounds[self.best]), "round")
+        heading = f"Search of {plural(len(self.scores), 'trial')}, {finite} of which ended well"
+        if not finite:  # which is best is by chance
+            return f"{heading}\n  {self.standing.objective} was not finite; try other ranges"
         return (
-            f"Search of {len(self.scores)} trials, {finite} of which ended well\n"
+            f"{heading}\n"
             f"  best: trial {self.best} with {values}\n"
             f"  score: {self.standing.objective} {number(self.score)} after {after}"
         )
