@@ -672,8 +672,8 @@ def trained(algorithm=PLAIN, rounds=5, seed=0, **more):
 
 def test_the_report_of_a_result(tmp_path):
     result = trained(TUNED, callbacks=[fg.Stop("loss", lambda v: len(v) == 3 and "enough <b>")])
-    path = fg.report(result, tmp_path / "here.html")
-    assert path == tmp_path / "here.html"
+    path = fg.report(result, tmp_path / "new" / "here.html")  # in a folder that is made
+    assert path == tmp_path / "new" / "here.html"
     text = path.read_text()
     page = Found(text)
     assert [e[2] for e in page.all("h1")] == ["FedAvg that learns server.learning_rate"]
