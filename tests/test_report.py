@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedgrad as fg
@@ -981,6 +982,22 @@ def test_a_huge_or_tiny_loss_on_a_phone(size, tmp_path, browser):
         ".map(e => e.getBoundingClientRect().left)"
     )
     assert len(lefts) > 8 and min(lefts) >= 4
+
+
+@in_browser
+def test_how_runs_tune_themselves_is_compared_in_words(tmp_path, browser):
+    """A long optimizer has several lines, so that what differs is seen without scrolling."""
+    asked = {"adam": {}, "sgd": {"optimizer": optax.sgd(0.1), "guard": None}}
+    for name, more in asked.items():
+        trained(fg.self_tuning(PLAIN, "server", **more), rounds=2, out=tmp_path / name)
+    path = fg.compare({name: tmp_path / name for name in asked}, tmp_path / "compare.html")
+    text = path.read_text()
+    section = text[text.index('id="what-differs"') : text.index("In common")]
+    for words in ("guard of self-tuning", "optimizer of self-tuning", "scale(step_size=-0.1)"):
+        assert words in section
+    assert "batch size of clients" in text and "algorithm.client" not in text
+    script = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('#what-differs .scroll'))"
+    assert browser.open(path).run(script) == 0
 
 
 @in_browser

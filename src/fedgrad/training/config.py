@@ -98,7 +98,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     told = [n for n in told if n not in beside] or [n for n in beside if n not in said_elsewhere]
     told = told or said_elsewhere
     said = [
-        f"{_called(n)}: {_said(old.get(n))} in the checkpoint, {_said(new.get(n))} now."
+        f"{called(n)}: {_said(old.get(n))} in the checkpoint, {_said(new.get(n))} now."
         for n in told
     ]
     # A digest differs for any reason: it says something where nothing else does.
@@ -146,7 +146,7 @@ def _known(digest: str, found: list[str]) -> bool:
     return any(name.startswith(why) for name in found if name != digest)
 
 
-def _called(name: str) -> str:
+def called(name: str) -> str:
     """`batch size of clients`, `cohort size`; what users name with dots stays as they write it."""
     group, _, rest = name.partition(".")
     if group == "state":
