@@ -27,6 +27,7 @@ from by_hand import (
     as_vector,
     loss,
 )
+from fedgrad.algorithms.optimizer import as_optimizer, in_words
 from fedgrad.algorithms.variants import ALGORITHMS
 from laws import EXECUTORS
 
@@ -302,9 +303,20 @@ def test_what_fed_opt_is_made_of_is_said():
     work = fg.local_training(optax.sgd(0.1), steps=lambda round: 2 + 0 * round)
     settings = fg.fed_opt(loss, server=server, client=work).settings
     assert settings["server"] == {"optimizer": "adamw, nesterov=True"}
-    told = {"optimizer": "an optimizer of optax", "steps": "a schedule"}
+    told = {"optimizer": "scale(step_size=-0.1)", "steps": "a schedule"}
     assert settings["client"] == {"batch_size": 20, **told, "shuffle": True}
     assert fg.fed_dyn(loss).settings["server"] == {"optimizer": "sgd, learning_rate=1.0"}
+
+
+def test_what_optax_has_made_is_said():
+    """By what its functions hold; two that differ are told apart."""
+    clipped = optax.chain(optax.clip(1.0), optax.sgd(optax.constant_schedule(0.1), momentum=0.9))
+    found = as_optimizer(clipped, "client").words
+    parts = ("clip(max_delta=1.0)", "trace(decay=0.9, nesterov=False)", "value=0.1")
+    assert all(part in found for part in parts), found
+    assert in_words(optax.adam(0.1)) != in_words(optax.adam(0.2))
+    own = optax.GradientTransformation(lambda params: (), lambda g, state, params=None: (g, state))
+    assert in_words(own) == "an optimizer of optax"
 
 
 KEYED = [make for make in ALGORITHMS.values() if make.__name__ != "fed_sgd"]

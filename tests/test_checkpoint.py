@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import resource
@@ -15,6 +16,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedgrad as fg
@@ -227,6 +229,37 @@ def test_what_differs_is_said_in_words(tmp_path):
         with pytest.raises(RunFolderError) as caught:
             train(around(work(batch_size=10)), out=tmp_path)
         assert str(caught.value).splitlines()[1:-1] == [f"  {words}"]
+
+
+# What was asked of self-tuning, another answer, and what is then said.
+TUNED_OTHERWISE = {
+    "optimizer": (
+        optax.adam(0.1),
+        "optimizer of self-tuning: .*size=-0.01. in .*size=-0.1. now",
+    ),
+    "guard": (5.0, "guard of self-tuning: 1000.0 in the checkpoint, 5.0 now"),
+    "schedule": ("serial", "schedule of self-tuning: parallel in the checkpoint, serial now"),
+    "gradient_from": ("same", "gradient cohort of self-tuning: fresh, batches of 50 in .*, same"),
+    "mode": ("forward", "mode of self-tuning: auto in the checkpoint, forward now"),
+    "horizon": (math.inf, "horizon of self-tuning: 1, through all in .*, inf, through all now"),
+    "learn": (
+        {"server.momentum": fg.logit(0, 0.9)},
+        r"form of server.momentum: linear\(0.0, 0.999\) in .*, logit\(0, 0.9\) now",
+    ),
+}
+
+
+def test_how_it_is_tuned_is_kept_and_what_differs_said(tmp_path):
+    algorithm = fg.fed_avgm(mean_square)
+    asked = {"learn": "server.momentum", "optimizer": optax.adam(0.01)}
+    train(fg.self_tuning(algorithm, **asked), rounds=1, out=tmp_path)
+    kept = json.loads((tmp_path / "config.json").read_text())["algorithm"]
+    assert kept["learns"] == "server.momentum" and kept["tuning"]["guard"] == "1000.0"
+    for name, (other, words) in TUNED_OTHERWISE.items():
+        with pytest.raises(RunFolderError) as caught:
+            train(fg.self_tuning(algorithm, **{**asked, name: other}), rounds=2, out=tmp_path)
+        (said,) = str(caught.value).splitlines()[1:-1]  # once, and not of what the state is made
+        assert re.match(f"  {words}", said), said
 
 
 def test_another_average_is_another_run(tmp_path):

@@ -127,6 +127,7 @@ WRONG = {
     "no rounds": (lambda: fit(rounds=0), "rounds=0: nothing is trained"),
     "no rounds to search": (lambda: search(rounds=0), "rounds=0: give a whole number"),
     "half a round": (lambda: fit(rounds=2.5), "rounds=2.5: give a whole number"),
+    "a number for a folder": (lambda: fit(out=3), "out= takes a folder, .* got 3"),
     "a seed for a key": (lambda: fit(key=0), r"key=jax.random.key\(0\)"),
     # what belongs to the algorithm
     "an average": (lambda: fit(average=True), r"'average'. It belongs .* fg.averaged\(algorithm\)"),

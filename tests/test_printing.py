@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import fedgrad as fg
+from fedgrad.show.numbers import number
 from line import FIRST, line, mean_square, points
 
 POINTS = points()
@@ -118,6 +119,24 @@ def test_a_search_prints_its_best_trial():
     text = repr(search())
     assert text.startswith("Search of 3 trials") and "with rate 0." in text
     assert len(text.splitlines()) == 3 and "score: loss 0." in text
+
+
+def test_a_search_without_a_best_trial_does_not_name_one():
+    rates = {"client.learning_rate": [1e30]}
+    test = fg.Evaluation({"loss": mean_square}, CLIENTS)
+    options = {"evaluate": test, "params": FIRST, "rounds": 4, "progress": False}
+    text = repr(fg.grid_search(fg.fed_avg(mean_square), CLIENTS, rates, **options))
+    assert text.splitlines() == [
+        "Search of 1 trial, 0 of which ended well",
+        "  loss was not finite; try other ranges",
+    ]
+
+
+def test_a_result_says_which_model_was_best():
+    test = fg.Evaluation({"loss": mean_square}, CLIENTS, every=1)
+    result = train(TUNED, evaluate=test, callbacks=[fg.keep_best("eval.loss")])
+    best = f"  best: eval.loss {number(result.best.value)}, of round {result.best.round}"
+    assert best in str(result).splitlines()
 
 
 def test_a_table_in_a_notebook_keeps_its_columns():

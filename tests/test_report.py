@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedgrad as fg
@@ -33,7 +34,7 @@ from fedgrad.report.write import write_report, write_run_report
 from fedgrad.show.axis import axis
 from fedgrad.show.charts import Chart, Curve, Figure, alike
 from fedgrad.show.markup import Html, element, join
-from fedgrad.show.numbers import duration, memory, number, percent, short
+from fedgrad.show.numbers import duration, memory, number, percent, short, tick
 from fedgrad.training import live
 
 LIVE = '<html lang="en" data-live>'
@@ -192,6 +193,15 @@ def test_ticks_of_a_logarithmic_axis(low, high):
     assert len({made.label(t) for t in ticks}) == len(ticks)
 
 
+@pytest.mark.parametrize("size", [1e-12, 1e-3, 1.0, 1e4, 1e6, 1e8, 1e10, 1e30])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_labels_of_an_axis_are_short(size, sign):
+    """On a phone there is room for seven digits."""
+    for low in (0.1 * size, 1e-5 * size):
+        made = axis([sign * low, sign * size])
+        assert max(len(made.label(t)) for t in made.ticks()) <= 8, made
+
+
 @pytest.mark.parametrize(
     "made, wanted",
     [
@@ -204,6 +214,12 @@ def test_ticks_of_a_logarithmic_axis(low, high):
         (number(None), "–"),
         (short(float(np.float32(0.9))), "0.9"),
         (short(100.0), "100"),
+        (tick(0), "0"),
+        (tick(1e6), "1e6"),
+        (tick(-2.5e7), "-2.5e7"),
+        (tick(20_000), "20,000"),
+        (tick(0.30000000000000004), "0.3"),
+        (tick(2.5e-05), "2.5e-5"),
         (percent(0.69051), "69.1 %"),
         (memory(2449), "2.4 kB"),
         (duration(0.003), "0.01 s"),
@@ -657,8 +673,8 @@ def trained(algorithm=PLAIN, rounds=5, seed=0, **more):
 
 def test_the_report_of_a_result(tmp_path):
     result = trained(TUNED, callbacks=[fg.Stop("loss", lambda v: len(v) == 3 and "enough <b>")])
-    path = fg.report(result, tmp_path / "here.html")
-    assert path == tmp_path / "here.html"
+    path = fg.report(result, tmp_path / "new" / "here.html")  # in a folder that is made
+    assert path == tmp_path / "new" / "here.html"
     text = path.read_text()
     page = Found(text)
     assert [e[2] for e in page.all("h1")] == ["FedAvg that learns server.learning_rate"]
@@ -952,6 +968,36 @@ def test_in_a_browser(folder, browser, dark, width):
         "parseFloat(getComputedStyle(e).fontSize))"
     )
     assert min(sizes) >= 11
+
+
+@in_browser
+@pytest.mark.parametrize("size", [1e-9, 1e10, -1e10])
+def test_a_huge_or_tiny_loss_on_a_phone(size, tmp_path, browser):
+    """No label of an axis is cut at the edge."""
+    losses = {"learned": [size * 0.5**r for r in range(ROUNDS)]}
+    path, _ = write_run_report(write_run(tmp_path, losses, with_plans=False))
+    page = browser.open(path, False, 390)
+    lefts = page.run(
+        "[...document.querySelectorAll('.tick-y')].filter(e => e.checkVisibility())"
+        ".map(e => e.getBoundingClientRect().left)"
+    )
+    assert len(lefts) > 8 and min(lefts) >= 4
+
+
+@in_browser
+def test_how_runs_tune_themselves_is_compared_in_words(tmp_path, browser):
+    """A long optimizer has several lines, so that what differs is seen without scrolling."""
+    asked = {"adam": {}, "sgd": {"optimizer": optax.sgd(0.1), "guard": None}}
+    for name, more in asked.items():
+        trained(fg.self_tuning(PLAIN, "server", **more), rounds=2, out=tmp_path / name)
+    path = fg.compare({name: tmp_path / name for name in asked}, tmp_path / "compare.html")
+    text = path.read_text()
+    section = text[text.index('id="what-differs"') : text.index("In common")]
+    for words in ("guard of self-tuning", "optimizer of self-tuning", "scale(step_size=-0.1)"):
+        assert words in section
+    assert "batch size of clients" in text and "algorithm.client" not in text
+    script = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('#what-differs .scroll'))"
+    assert browser.open(path).run(script) == 0
 
 
 @in_browser

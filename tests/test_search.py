@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
+from fedgrad.report.search import _chart
 from fedgrad.report.write import write_report
 from fedgrad.training import search_folder
 
@@ -246,8 +247,16 @@ def test_what_a_search_leaves(setting, population, tmp_path):
     )
     other = {"server.learning_rate": fg.uniform(0.1, 0.2)}
     for changes, says in (
-        ({"space": other}, "another search, with other values of: tried"),
-        ({"rounds": 6}, "another search, with other values of: rungs"),
+        (
+            {"space": other},
+            r"another search:\n  server.learning_rate: .*, \d.* in the folder, 0.1\d*, .*now"
+            r".\n  server.momentum: .* in the folder, nothing now",
+        ),
+        ({"rounds": 6}, "another search:\n  rounds of the rungs: 2, 4 in the folder, 3, 6 now"),
+        (
+            {"trials": fg.Trials(5, rungs=2, keep=0.5)},
+            "search:\n  trials: 4 in the folder, 5 now.\nTo",
+        ),
     ):
         clients = Tripping(population, None)
         with pytest.raises(fg.FederatedError, match=says):
@@ -428,6 +437,23 @@ def test_the_report_of_a_search(kept):
     rows = [re.sub("<[^>]*>", " ", row).split() for row in page.split("<tr>")[2:]]
     assert [row[0] for row in rows] == ["2", "1", "3", "0", "4"]  # from the best to the worst
     assert rows[0][:6] == ["2", "87.5", "%", "0.1", "2", "9"] and "diverged" in rows[-1]
+
+
+def test_what_is_drawn_by_its_magnitude_is_shown_so(setting, population, tmp_path):
+    """Also over less than two decades, and from what the folder says; as before of an old one."""
+    narrow = {"server.learning_rate": fg.log_uniform(0.1, 1.0), "server.momentum": fg.uniform(0, 1)}
+    algorithm, options, evaluate = setting
+    options = {**options, "evaluate": evaluate, "trials": 4, "rounds": 1, "out": tmp_path}
+    found = fg.random_search(algorithm, population, narrow, **options)
+    assert found.standing.logarithmic == {"server.learning_rate": True, "server.momentum": False}
+    kept = search_folder.read(tmp_path)
+    rate, momentum = (_chart(kept, name).x_axis for name in narrow)
+    assert rate.logarithmic and not momentum.logarithmic
+    path = tmp_path / "search.json"
+    old = json.loads(path.read_text())
+    del old["logarithmic"]
+    path.write_text(json.dumps(old))
+    assert search_folder.read(tmp_path).logarithmic == {}
 
 
 def test_the_report_of_a_search_that_is_going_on(kept):

@@ -103,6 +103,13 @@ def test_in_a_process_of_its_own(tmp_path):
     assert f"{script}:2: patience=0" in lines[-1]
 
 
+def test_a_warning_shows_the_users_line():
+    with pytest.warns(RuntimeWarning, match="The loss of round .* is not finite") as caught:
+        algorithm = fg.fed_avg(mean_square, 1e30)
+        fg.fit(algorithm, CLIENTS, params=FIRST, rounds=4, progress=False)
+    assert {w.filename for w in caught} == {__file__}
+
+
 # Cells
 
 NAMES = {

@@ -21,7 +21,7 @@ from fedgrad.algorithms.effect import require_effect
 from fedgrad.algorithms.gradient_cohort import GradientCohort
 from fedgrad.algorithms.horizon import Horizon, as_horizon
 from fedgrad.algorithms.metrics import Metrics, require_metrics
-from fedgrad.algorithms.optimizer import apply
+from fedgrad.algorithms.optimizer import apply, in_words
 from fedgrad.algorithms.parametrization import Form, learned, linear, usual
 from fedgrad.algorithms.safeguards import choose, got_worse, guarded, nothing_proven, ran_away
 from fedgrad.clients.population import Population
@@ -195,7 +195,16 @@ def following(
     fun.__name__ = f"self_tuning({algorithm.round.name})"
     placements = {"cohort": CLIENTS, **dict.fromkeys(judges.cohorts, judges.placement)}
     tuned = replace(program(fun, **placements), executor=algorithm.round.executor)
-    settings = {**algorithm.settings, "learns": ", ".join(names)}
+    how = {
+        "form": {name: form.words for name, form in wanted.items()},
+        "optimizer": in_words(optimizer),
+        "schedule": schedule,
+        "gradient_cohort": judges.words,
+        "mode": str(mode),
+        "guard": str(guard),
+        "horizon": f"{ahead.rounds:g}, through {ahead.through}",
+    }
+    settings = {**algorithm.settings, "learns": ", ".join(names), "tuning": how}
     return replace(algorithm, init=init, round=tuned, cohorts=judges.cohorts, settings=settings)
 
 

@@ -58,6 +58,15 @@ class GradientCohort:
             require_rule("fg.GradientCohort", self.held_out)
 
     @property
+    def words(self) -> str:
+        """Who they are and what is asked of them."""
+        who = self.clients if isinstance(self.clients, str) else "another population"
+        loss = getattr(self.loss, "__name__", type(self.loss).__name__)
+        what = "" if self.loss is None else f", loss {loss}"
+        which = "" if self.held_out is None else f", {self.held_out}"
+        return f"{who}, batches of {self.batch_size}{what}{which}"
+
+    @property
     def placement(self) -> Placement:
         """Where they are: with those that train, or apart from them."""
         return GRADIENT if self.cohorts else CLIENTS

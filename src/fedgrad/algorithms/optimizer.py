@@ -43,8 +43,7 @@ class Optimizer:
         """What it is called: `sgd`, or `adaptive, second_moment=adam`."""
         name = getattr(self.make, "__name__", type(self.make).__name__)
         plain = {n: v for n, v in self.fixed.items() if isinstance(v, str | int | float)}
-        # One that optax has made already does not say what it is.
-        first = "an optimizer of optax" if name == "<lambda>" else name
+        first = in_words(self.make) if name == "<lambda>" else name
         return ", ".join([first, *(f"{n}={v}" for n, v in plain.items())])
 
     def build(self, hyper: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
@@ -110,6 +109,27 @@ def as_optimizer(found: Any, what: str, others: str = "") -> Optimizer:
         f"{what}= takes an optimizer{others}, got {found!r}. Write {what}=optax.sgd(1.0), or "
         f"{what}=fg.optimizer(optax.sgd, learning_rate=1.0) to be able to learn its learning rate."
     )
+
+
+def in_words(made: Any) -> str:
+    """What one that optax has made already is: `scale_by_adam(b1=0.9, ...), scale(step_size=-0.1)`.
+    It does not say so, but its functions hold what they were made with."""
+    return ", ".join(_held_by(made, ())) or "an optimizer of optax"
+
+
+def _held_by(part: Any, around: tuple[Any, ...]) -> list[str]:
+    if isinstance(part, optax.GradientTransformation):
+        return _held_by(part.update, around)
+    if isinstance(part, tuple | list):
+        return [words for one in part for words in _held_by(one, around)]
+    if not isinstance(part, types.FunctionType) or part in around:
+        return []
+    cells = [cell.cell_contents for cell in part.__closure__ or ()]
+    held = dict(zip(part.__code__.co_freevars, cells, strict=True))
+    plain = [f"{n}={v}" for n, v in held.items() if isinstance(v, str | int | float | np.generic)]
+    maker = part.__qualname__.partition(".<locals>")[0]
+    own = [f"{maker}({', '.join(plain)})"] if plain else []
+    return own + [words for v in cells for words in _held_by(v, (*around, part))]
 
 
 def start_of(made: optax.GradientTransformation, params: Any) -> Any:

@@ -72,6 +72,11 @@ class Form:
         """Low and high, of what is learned."""
         return self.low, self.high
 
+    @property
+    def words(self) -> str:
+        """As it is written: `log(0.001, 10)`."""
+        return f"{self.kind}({self.low}, {self.high})"
+
 
 @known_arguments()
 def linear(low: float | None = None, high: float | None = None) -> Form:

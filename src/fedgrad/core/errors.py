@@ -6,8 +6,9 @@ import functools
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import jax
@@ -187,10 +188,23 @@ def is_users(file: str) -> bool:
 
 def caller() -> str:
     """`file.py:41` of the user's code that is calling us now; `cell 3, line 4` of a notebook."""
+    frame = _users_frame()
+    return place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def warn(message: str) -> None:
+    """A warning that shows the user's line, as errors do, and none of ours."""
+    frame = _users_frame()
+    where = (frame.f_code.co_filename, frame.f_lineno)
+    seen = frame.f_globals.setdefault("__warningregistry__", {})  # where Python keeps them
+    warnings.warn_explicit(message, RuntimeWarning, *where, registry=seen)
+
+
+def _users_frame() -> FrameType:
     frame = sys._getframe(1)
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return place(frame.f_code.co_filename, frame.f_lineno)
+    return frame
 
 
 # --- errors show the user's lines, and none of ours ---------------------------------------------

@@ -9,6 +9,7 @@ from fedgrad.report.run import Run
 from fedgrad.report.words import said
 from fedgrad.show.markup import Content, element
 from fedgrad.show.numbers import plural
+from fedgrad.training.config import called
 
 # What says nothing to a reader: digests, versions, and what the curves show.
 SILENT = ("state", "versions", "first_state", "first_key", "planned", "populations", "config")
@@ -46,7 +47,9 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _called(name: str) -> str:
-    return "algorithm" if name == "algorithm.name" else name.replace("_", " ")
+    if name == "algorithm.name":
+        return "algorithm"
+    return called(name) if name.startswith("algorithm.") else name.replace("_", " ")
 
 
 def _named(tree: Any) -> dict[str, Any]:

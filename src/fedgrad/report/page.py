@@ -67,6 +67,9 @@ def page(
     return f"<!doctype html>\n{document}\n"
 
 
+LONG = 30  # characters of a cell, which then has several lines
+
+
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Content]], last_is_total: bool = False
 ) -> Html:
@@ -74,7 +77,8 @@ def table(
     rows = list(rows)
 
     def cell(kind: str, i: int, content: Content) -> Html:
-        return element(kind, content, class_="right" if i else None)
+        long = isinstance(content, str) and len(content) > LONG
+        return element(kind, content, class_=("right long" if long else "right") if i else None)
 
     head = element("tr", [cell("th", i, name) for i, name in enumerate(columns)])
     body = [

@@ -16,7 +16,7 @@ from fedgrad.report.search import search_page
 from fedgrad.report.series import Curves, together
 from fedgrad.report.tuning import run_page
 from fedgrad.training import search_folder
-from fedgrad.training.files import write_whole
+from fedgrad.training.files import make_folder, write_whole
 from fedgrad.training.fit import Result
 from fedgrad.training.live import Seen, reported_by
 from fedgrad.training.search import Search
@@ -134,6 +134,7 @@ def _folder(given: Any) -> Path:
 
 
 def _written(path: Path, text: str, open: bool = False) -> Path:
+    make_folder(path.parent)
     write_whole(path, text.encode())
     if open:
         webbrowser.open(path.resolve().as_uri())

@@ -8,7 +8,7 @@ from fedgrad.report.words import measure, title, written
 from fedgrad.show.axis import axis
 from fedgrad.show.charts import Chart, Curve
 from fedgrad.show.markup import Content, Html, element
-from fedgrad.show.numbers import short
+from fedgrad.show.numbers import plural, short
 from fedgrad.training.search_folder import Standing
 
 MOST = 100  # trials in the table
@@ -20,7 +20,11 @@ def search_page(found: Standing, running: bool = False) -> str:
     trials, names = len(found.scores), ", ".join(found.tried)
     rungs = f"{len(found.rungs)} rungs, " if len(found.rungs) > 1 else ""
     head = [
-        element("p", f"{trials} trials · {rungs}up to {found.rungs[-1]:,} rounds", class_="over"),
+        element(
+            "p",
+            f"{plural(trials, 'trial')} · {rungs}up to {plural(found.rungs[-1], 'round')}",
+            class_="over",
+        ),
         element("h1", f"A search over {names}"),
         element("p", _verdict(found), class_="lead"),
     ]
@@ -56,7 +60,7 @@ def _chart(found: Standing, name: str) -> Chart:
         f"{title(f'eval.{found.objective}')} by {name}",
         curves,
         name,
-        x_axis=axis(x),
+        x_axis=axis(x, logarithmic=found.logarithmic.get(name)),
         y_axis=axis(y[kept], unit=unit),  # type: ignore[arg-type]
         y_unit=unit,  # type: ignore[arg-type]
         note=f"{np.count_nonzero(~kept)} diverged" if not kept.all() else "",

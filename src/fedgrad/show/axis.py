@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedgrad.show.numbers import memory, number
+from fedgrad.show.numbers import memory, tick
 
 Unit = Literal["", "bytes", "percent"]
 
@@ -45,20 +45,21 @@ class Axis:
             return memory(value).replace(".0 ", " ")
         if self.unit == "percent":
             return f"{100 * value:.6g} %"
-        if self.logarithmic or value == 0:
-            return f"{value:,g}" if 1e-4 <= abs(value) < 1e6 or value == 0 else number(value)
-        return number(float(f"{value:.6g}")) if abs(value) >= 1e4 else f"{value:.6g}"
+        return tick(value)
 
 
 def axis(
-    values: Iterable[float], zero: bool = False, unit: Unit = "", logarithmic: bool = False
+    values: Iterable[float], zero: bool = False, unit: Unit = "", logarithmic: bool | None = None
 ) -> Axis:
-    """An axis for these values, with a little room; logarithmic if they differ very much."""
+    """An axis for these values, with a little room; logarithmic if they differ very much, unless
+    it is said."""
     found = [float(v) for v in values if math.isfinite(v)]
     low, high = min(found, default=0.0), max(found, default=1.0)
     if zero:
         return Axis(min(low, 0.0), high if high > low else low + 1, unit=unit)
-    if low > 0 and (logarithmic or (high / low > 30 and unit != "percent")):
+    if logarithmic is None:
+        logarithmic = low > 0 and high / low > 30 and unit != "percent"
+    if low > 0 and logarithmic:
         return Axis(low / 1.15, high * 1.15, logarithmic=True, unit=unit)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
     # Values that are never negative get no room below zero.

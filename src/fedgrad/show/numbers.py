@@ -25,6 +25,14 @@ def short(value: float) -> str:
     return words.rstrip("0").rstrip(".") if "." in words and "e" not in words else words
 
 
+def tick(value: float) -> str:
+    """A round number in few characters, as an axis has room for: 0.25, 20,000, 1e6, 2.5e-5."""
+    if value == 0 or 1e-4 <= abs(value) < 1e6:
+        return f"{value:,.6g}"
+    leading, _, power = f"{value:.5e}".partition("e")
+    return f"{leading.rstrip('0').rstrip('.')}e{int(power)}"
+
+
 def percent(part: float | None) -> str:
     """`69.1 %`."""
     return number(part) if part is None or not math.isfinite(part) else f"{100 * part:.1f} %"

@@ -26,7 +26,7 @@ from fedgrad.training.log import plain
 FREE = ("rounds", "planned", "versions")
 # Where these differ, what a round takes and keeps does, too.
 ANOTHER_STATE = tuple(
-    f"algorithm.{name}" for name in ("name", "learns", "finds", "average", "schedules.")
+    f"algorithm.{name}" for name in ("name", "learns", "tuning.", "finds", "average", "schedules.")
 )
 
 
@@ -98,7 +98,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     told = [n for n in told if n not in beside] or [n for n in beside if n not in said_elsewhere]
     told = told or said_elsewhere
     said = [
-        f"{_called(n)}: {_said(old.get(n))} in the checkpoint, {_said(new.get(n))} now."
+        f"{called(n)}: {_said(old.get(n))} in the checkpoint, {_said(new.get(n))} now."
         for n in told
     ]
     # A digest differs for any reason: it says something where nothing else does.
@@ -106,8 +106,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _comes_along(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a part of the state or a cohort is only in one of two runs."""
-    return name.startswith(("state.", "populations.")) and not (name in old and name in new)
+    """Whether a part of the state, a cohort or a way to tune is only in one of two runs."""
+    parts = ("state.", "populations.", "algorithm.tuning.")
+    return name.startswith(parts) and not (name in old and name in new)
 
 
 def _digests(name: str) -> str:
@@ -145,7 +146,7 @@ def _known(digest: str, found: list[str]) -> bool:
     return any(name.startswith(why) for name in found if name != digest)
 
 
-def _called(name: str) -> str:
+def called(name: str) -> str:
     """`batch size of clients`, `cohort size`; what users name with dots stays as they write it."""
     group, _, rest = name.partition(".")
     if group == "state":
@@ -159,7 +160,9 @@ def _called(name: str) -> str:
         )
     if group == "algorithm":
         side, _, what = rest.partition(".")
-        whose = {"client": "clients", "server": "the server"}.get(side)
+        if rest.startswith("tuning.form."):
+            return f"form of {rest.removeprefix('tuning.form.')}"
+        whose = {"client": "clients", "server": "the server", "tuning": "self-tuning"}.get(side)
         return f"{what} of {whose}".replace("_", " ") if whose else rest.replace("_", " ")
     return name if rest else name.replace("_", " ")
 

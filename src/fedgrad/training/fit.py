@@ -21,7 +21,7 @@ from fedgrad.show.terminal import monospace
 from fedgrad.training.best import Best
 from fedgrad.training.config import brief, describe
 from fedgrad.training.course import Course
-from fedgrad.training.curves import changes, curves
+from fedgrad.training.curves import changes, curves, span
 from fedgrad.training.evaluation import Evaluate, Evaluations
 from fedgrad.training.first import BELONGS_ELSEWHERE, require_evaluations, require_rounds
 from fedgrad.training.history import History
@@ -63,6 +63,9 @@ class Result:
         seconds = self.history["seconds"].sum() if "seconds" in self.history else 0
         heading = f"{self.name}: {plural(self.rounds, 'round')} in {round_up(seconds)}"
         ended = [f"  stopped: {self.stopped}"] if self.stopped else []
+        if self.best is not None:
+            best = f"{self.best.metric} {span(self.best.value)}, of round {span(self.best.round)}"
+            ended.append(f"  best: {best}")
         told = changes(self.history.columns(), LINES - 2 - len(ended))
         return "\n".join([heading, *ended, *(f"  {line}" for line in told), f"  {self._model()}"])
 

@@ -6,7 +6,6 @@ function that writes the report of a run (`reported_by`); when, is decided here.
 
 import json
 import time
-import warnings
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.core.errors import warn
 from fedgrad.core.types import Params
 from fedgrad.training.files import RunFolderError, write_whole
 from fedgrad.training.history import History
@@ -110,11 +110,7 @@ def harmless(folder: Path) -> Iterator[list[Exception]]:
     except Exception as error:
         failed.append(error)
         if not isinstance(error, RunFolderError):
-            warnings.warn(
-                f"The report of {folder} cannot be written, training goes on: {error!r}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+            warn(f"The report of {folder} cannot be written, training goes on: {error!r}")
 
 
 def live(

@@ -6,7 +6,6 @@ recording, showing and saving happen while the next rounds are computed.
 
 import itertools
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics, require_metrics
-from fedgrad.core.errors import ArgumentError, caller
+from fedgrad.core.errors import ArgumentError, caller, warn
 from fedgrad.core.types import State
 from fedgrad.training.best import Best, after, keeping
 from fedgrad.training.evaluation import Evaluations
@@ -176,11 +175,9 @@ class Loop:
             return
         self.warned = True
         trials = f" in {bad} of {np.size(metrics.loss)} trials" if np.ndim(metrics.loss) else ""
-        warnings.warn(
+        warn(
             f"{caller()}: The loss of round {round} is not finite{trials}. A smaller learning "
-            "rate may help; callbacks=[fg.non_finite()] ends such a run.",
-            RuntimeWarning,
-            stacklevel=2,
+            "rate may help; callbacks=[fg.non_finite()] ends such a run."
         )
 
 

@@ -48,6 +48,10 @@ class RunFolder:
     open: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            raise ArgumentError.here(
+                f'out= takes a folder, such as out="runs/1", got {self.path!r}.'
+            )
         if self.open and not self.report:
             raise ArgumentError.here("open=True opens the report, which report=False leaves out.")
         if self.every is not None:

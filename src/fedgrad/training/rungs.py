@@ -93,11 +93,14 @@ class Climb:
         assert self.ended is not None
         return self.ended
 
-    def standing(self, objective: str, maximize: bool, ends: list[int]) -> Standing:
+    def standing(
+        self, objective: str, maximize: bool, ends: list[int], logarithmic: Mapping[str, bool]
+    ) -> Standing:
         """For the folder."""
         tried = {name: np.asarray(values) for name, values in self.tried.items()}
         best = int(self.order(self.scores)[0])
-        return Standing(objective, maximize, tried, self.scores, self.rounds, best, tuple(ends))
+        found = (tried, self.scores, self.rounds, best, tuple(ends), logarithmic)
+        return Standing(objective, maximize, *found)
 
 
 def _take(tree: Any, trials: Any) -> Any:

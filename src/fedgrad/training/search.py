@@ -57,8 +57,11 @@ class Search:
         values = ", ".join(f"{n} {number(float(v[self.best]))}" for n, v in self.tried.items())
         finite = int(np.isfinite(self.scores).sum())
         after = plural(int(self.rounds[self.best]), "round")
+        heading = f"Search of {plural(len(self.scores), 'trial')}, {finite} of which ended well"
+        if not finite:  # which is best is by chance
+            return f"{heading}\n  {self.standing.objective} was not finite; try other ranges"
         return (
-            f"Search of {len(self.scores)} trials, {finite} of which ended well\n"
+            f"{heading}\n"
             f"  best: trial {self.best} with {values}\n"
             f"  score: {self.standing.objective} {number(self.score)} after {after}"
         )
@@ -153,7 +156,7 @@ def random_search(
     if wanted.number is None:
         raise ArgumentError.here("How many trials are drawn? Write trials=fg.Trials(8, ...).")
     tried = drawn(algorithm, space, wanted.number, usual_key(training.get("key")))
-    return _search(algorithm, clients, tried, wanted, evaluate, out, training)
+    return _search(algorithm, clients, space, tried, wanted, evaluate, out, training)
 
 
 @known_arguments(BELONGS_ELSEWHERE, further=Training)
@@ -182,14 +185,14 @@ def grid_search(
             f"trials={got!r}, but this grid has {number}. Leave the number out: "
             'trials=fg.Trials(objective="loss").'
         )
-    return _search(
-        algorithm, clients, tried, replace(trials, number=number), evaluate, out, training
-    )
+    wanted = replace(trials, number=number)
+    return _search(algorithm, clients, space, tried, wanted, evaluate, out, training)
 
 
 def _search(
     algorithm: Algorithm,
     clients: Population,
+    space: Mapping[str, Any],
     tried: dict[str, jax.Array],
     wanted: Trials,
     evaluate: Evaluate,
@@ -213,7 +216,9 @@ def _search(
         climb = Climb(course, tried, wanted.best, kept, shown, stack.enter_context(Interrupts()))
         climb.begin(params)
         ends = wanted.ends(rounds)
-        told = (wanted.objective, wanted.maximize, ends)
+        scales = {n: getattr(one, "logarithmic", None) for n, one in space.items()}
+        logarithmic = {name: found for name, found in scales.items() if found is not None}
+        told = (wanted.objective, wanted.maximize, ends, logarithmic)
         kept.begin(climb.standing(*told))
         for begin, end in zip([0, *ends], ends, strict=False):
             climb.train(begin, end)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.show.numbers import short
 from fedgrad.training import checkpoint
 from fedgrad.training.config import describe
 from fedgrad.training.course import Course
@@ -42,6 +43,8 @@ class Standing:
     rounds: np.ndarray
     best: int  # the trial with the best score
     rungs: tuple[int, ...]  # for how long those are trained that reach each of them
+    # Whether it was drawn by its magnitude, by name, where that is known.
+    logarithmic: Mapping[str, bool] = field(default_factory=dict)
     versions: Mapping[str, str] = field(
         default_factory=lambda: {name: version(name) for name in ("fedgrad", "jax", "numpy")}
     )
@@ -61,6 +64,7 @@ class Standing:
             "rounds": self.rounds.tolist(),
             "best": self.best,
             "rungs": list(self.rungs),
+            "logarithmic": dict(self.logarithmic),
             "versions": dict(self.versions),
         }
 
@@ -106,14 +110,12 @@ class SearchFolder:
                 f"Choose another one, such as out={str(path / 'search')!r}."
             )
         if self.folder.resume and (path / NAME).exists():
-            old, new = read(path).json(), standing.json()
-            same = ["tried", "objective", "maximize"]
-            same += ["rungs"] if len(old["rungs"]) + len(new["rungs"]) > 2 else []
-            if other := [name for name in same if old[name] != new[name]]:
+            if other := _differences(read(path), standing):
                 raise RunFolderError.here(
-                    f"{path} has another search, with other values of: {', '.join(other)}. To go "
-                    "on with that one, call it as it was called then. For a new one choose another "
-                    "out=, or give out=fg.run_folder(..., resume=False) to write over it."
+                    f"{path} has another search:\n"
+                    + "".join(f"  {line}.\n" for line in other)
+                    + "To go on with that one, call it as it was called then. For a new one choose "
+                    "another out=, or give out=fg.run_folder(..., resume=False) to write over it."
                 )
             self._show(read(path), first=True)
             return
@@ -151,6 +153,32 @@ class SearchFolder:
         with harmless(Path(self.folder.path)):
             for report in _reports:
                 report(Path(self.folder.path), standing, self.folder.open and first)
+
+
+def _differences(old: Standing, new: Standing) -> list[str]:
+    """What differs between two searches, as sentences."""
+    facts: dict[str, tuple[Any, Any]] = {
+        "objective": (old.objective, new.objective),
+        "maximize": (old.maximize, new.maximize),
+        "trials": (len(old.scores), len(new.scores)),
+    }
+    if len(old.rungs) + len(new.rungs) > 2:
+        facts["rounds of the rungs"] = (list(old.rungs), list(new.rungs))
+    if len(old.scores) == len(new.scores):  # of more trials, others are drawn
+        for name in {**old.tried, **new.tried}:
+            a, b = (one.tried.get(name, np.array([])).tolist() for one in (old, new))
+            facts[name] = (a, b)
+    return [
+        f"{name}: {_said(a)} in the folder, {_said(b)} now"
+        for name, (a, b) in facts.items()
+        if a != b
+    ]
+
+
+def _said(value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    return ", ".join(map(short, value[:4])) + ", ..." * (len(value) > 4) or "nothing"
 
 
 def reported_by(report: Report) -> Report:

@@ -26,6 +26,7 @@ class Range:
     text: str
     draw: Callable[[jax.Array, int], jax.Array]
     values: tuple[float, ...] = ()  # all of them, where they can be counted
+    logarithmic: bool | None = None  # whether magnitudes are drawn, where that can be said
 
     def __repr__(self) -> str:
         return f"fg.{self.text}"
@@ -46,6 +47,7 @@ def uniform(low: float, high: float) -> Range:
     return Range(
         f"uniform({low}, {high})",
         lambda key, n: jax.random.uniform(key, (n,), minval=low, maxval=high),
+        logarithmic=False,
     )
 
 
@@ -60,6 +62,7 @@ def log_uniform(low: float, high: float) -> Range:
         lambda key, n: jnp.exp(
             jax.random.uniform(key, (n,), minval=jnp.log(low), maxval=jnp.log(high))
         ),
+        logarithmic=True,
     )
 
 
