@@ -315,6 +315,15 @@ def test_what_optax_has_made_is_said():
     parts = ("clip(max_delta=1.0)", "trace(decay=0.9, nesterov=False)", "value=0.1")
     assert all(part in found for part in parts), found
     assert in_words(optax.adam(0.1)) != in_words(optax.adam(0.2))
+
+    def unset():
+        """Of a name that has no value yet."""
+        made = optax.GradientTransformation(lambda params: (), lambda g, s, params=None: (late, s))
+        words = in_words(made)
+        late = ()
+        return words
+
+    assert unset() == "an optimizer of optax"
     own = optax.GradientTransformation(lambda params: (), lambda g, state, params=None: (g, state))
     assert in_words(own) == "an optimizer of optax"
 

@@ -99,6 +99,13 @@ WRONG = {
         lambda: FEDAVGM.starting({"server.learning_rate": "0.1"}),
         "'server.learning_rate' is the text '0.1'",
     ),
+    "fixed arrays": (lambda: fg.fed_avg(loss, fixed={}), r"'fixed'. .* fg.with_fixed\(loss, fix"),
+    "fixed arrays, by fed_auto": (lambda: fg.fed_auto(loss, fixed={}), r"fg.with_fixed\(loss, fix"),
+    "fixed arrays, in training": (lambda: fit(fixed={}), r"fg.with_fixed\(loss, fixed\)"),
+    "statistics of BatchNorm": (
+        lambda: fit(params={"params": jnp.zeros(2), "batch_stats": jnp.zeros(2)}),
+        r"'batch_stats', .* Give the weights alone, params\['params'\], .*fg.with_fixed",
+    ),
     # clients
     "a list": (lambda: fit(clients=CLIENTS), r"takes a population.* got list. Write fg.population"),
     "a list to search on": (lambda: search(clients=CLIENTS), "got list. Write fg.population"),

@@ -12,7 +12,7 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.averaged import averaged
 from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.local_training import LocalTraining
-from fedgrad.algorithms.objective import Loss
+from fedgrad.algorithms.objective import OF_THE_LOSS, Loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.algorithms.race import race
 from fedgrad.algorithms.settings import titled
@@ -29,7 +29,7 @@ FOUND = ("client", "momentum", RATE, f"client_{RATE}", f"server_{RATE}")
 
 
 @titled
-@known_arguments(dict.fromkeys(FOUND, "It is found out: fed_auto needs no rates."))
+@known_arguments(dict.fromkeys(FOUND, "It is found out: fed_auto needs no rates.") | OF_THE_LOSS)
 def fed_auto(
     loss: Loss,
     *,

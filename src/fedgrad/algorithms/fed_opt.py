@@ -15,7 +15,7 @@ from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import Work, as_work
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.named import BELONGS_TO_LOCAL_TRAINING
-from fedgrad.algorithms.objective import Loss, require_loss, sent
+from fedgrad.algorithms.objective import OF_THE_LOSS, Loss, require_loss, sent
 from fedgrad.algorithms.optimizer import apply, as_optimizer, start_of
 from fedgrad.algorithms.restarts import require_no_restart
 from fedgrad.algorithms.settings import settings_of
@@ -54,7 +54,7 @@ WEIGHTINGS: dict[str, Callable[[jax.Array, Any], Any]] = {
 }
 
 
-@known_arguments(BELONGS_TO_LOCAL_TRAINING)
+@known_arguments(BELONGS_TO_LOCAL_TRAINING | OF_THE_LOSS)
 def fed_opt(
     loss: Loss,
     *,

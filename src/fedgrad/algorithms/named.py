@@ -8,6 +8,7 @@ from typing import Any
 
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import LocalTraining
+from fedgrad.algorithms.objective import OF_THE_LOSS
 from fedgrad.algorithms.settings import titled
 from fedgrad.core.errors import ArgumentError, known_arguments
 
@@ -45,4 +46,4 @@ def named(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
     made.__signature__ = own.replace(  # type: ignore[attr-defined]
         parameters=[*own.parameters.values(), *more]
     )
-    return titled(known_arguments(BELONGS_TO_LOCAL_TRAINING)(made))
+    return titled(known_arguments(BELONGS_TO_LOCAL_TRAINING | OF_THE_LOSS)(made))

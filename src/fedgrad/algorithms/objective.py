@@ -44,6 +44,10 @@ class WithFixed:
         return self.fun(params, batch, fixed=self.fixed, **more)
 
 
+# What to answer whoever gives it to an algorithm, or to training.
+OF_THE_LOSS = {"fixed": "It belongs to the loss: fg.with_fixed(loss, fixed)."}
+
+
 @known_arguments()
 def with_fixed(fun: Loss, fixed: Any) -> WithFixed:
     """A loss or a metric `fun(params, batch, fixed)` with its `fixed` arrays: frozen weights, an

@@ -124,12 +124,19 @@ def _held_by(part: Any, around: tuple[Any, ...]) -> list[str]:
         return [words for one in part for words in _held_by(one, around)]
     if not isinstance(part, types.FunctionType) or part in around:
         return []
-    cells = [cell.cell_contents for cell in part.__closure__ or ()]
+    cells = [_content(cell) for cell in part.__closure__ or ()]
     held = dict(zip(part.__code__.co_freevars, cells, strict=True))
     plain = [f"{n}={v}" for n, v in held.items() if isinstance(v, str | int | float | np.generic)]
     maker = part.__qualname__.partition(".<locals>")[0]
     own = [f"{maker}({', '.join(plain)})"] if plain else []
     return own + [words for v in cells for words in _held_by(v, (*around, part))]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # of a name that has no value yet
+        return None
 
 
 def start_of(made: optax.GradientTransformation, params: Any) -> Any:

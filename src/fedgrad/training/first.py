@@ -1,12 +1,14 @@
 """What is looked at first, before a client trains: minutes are lost on what is wrong by then."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedgrad.algorithms.algorithm import Algorithm
+from fedgrad.algorithms.objective import OF_THE_LOSS
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, require_whole
@@ -23,6 +25,7 @@ BELONGS_ELSEWHERE = {
         ("average", "averaged"), "It belongs to the algorithm: fg.averaged(algorithm)."
     ),
     **dict.fromkeys(("batch_size", "client_learning_rate", "epochs", "learning_rate"), OF_CLIENTS),
+    **OF_THE_LOSS,
     "executor": "It belongs to the algorithm: algorithm.on(executor).",
     "hyper": "It belongs to the algorithm: algorithm.starting(hyper).",
     "loss": "It belongs to the algorithm: fg.fed_auto(loss).",
@@ -47,6 +50,13 @@ def require_model(params: Params) -> None:
         raise ArgumentError.here(
             f"params= is the model to start with, a tree of arrays; got {params!r:.60}, which has "
             "none."
+        )
+    if isinstance(params, Mapping) and "batch_stats" in params:
+        raise ArgumentError.here(
+            "params= has 'batch_stats', the statistics of Flax's BatchNorm: they are not trained, "
+            "and nobody would keep them up to date. Give the weights alone, params['params'], and "
+            "the statistics as they are by fg.with_fixed(loss, batch_stats); "
+            "docs/algorithms.md#batchnorm-and-other-state-of-a-model makes new ones in every round."
         )
 
 

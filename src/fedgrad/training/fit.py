@@ -41,7 +41,7 @@ class Result:
 
     state: State
     # The hyperparameters of the last round: learned ones as they were used in it, those of a race
-    # without its `race.pace`.
+    # without its `race.pace`, and schedules, which `algorithm.starting` takes again, as they are.
     hyper: Hyper
     history: History
     rounds: int
