@@ -202,6 +202,24 @@ class Two(nn.Module):
         return {"y": y, "norm": y.norm(dim=1)}
 
 
+class Target(nn.Module):
+    """Follows itself as it is: under no_grad nothing is trained, outside of it the same is."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 5), nn.Linear(5, 2)
+
+    @torch.no_grad()
+    def target(self, x):
+        return self.first(x).tanh()
+
+    def forward(self, x):
+        with torch.no_grad():
+            scale = self.out(self.first(x)).abs().mean(1, keepdim=True)
+        y = self.first(x)
+        return self.out(y) * scale, (y - self.target(x)) ** 2
+
+
 def batch_norm(features, axes):
     """One that has seen something, in evaluation mode."""
     norm = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d}[axes](features)
@@ -272,6 +290,10 @@ MODULES = {
         numbers(3, 4, 6),
     ),
     "frozen": (Frozen, numbers(3, 6)),
+    "in place, of the input": (
+        lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2)),
+        numbers(3, 6),
+    ),
     "two inputs": (Two, (numbers(3, 4), numbers(3, 3))),
 }
 
@@ -294,6 +316,31 @@ class Changing(nn.Module):
     def forward(self, x):
         self.calls += 1
         return self.out(x) * self.calls
+
+
+class Kept(nn.Module):
+    """Keeps its weights small when it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 2)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.out.weight.clamp_(-0.1, 0.1)
+        return self.out(x)
+
+
+class Straight(torch.autograd.Function):
+    """A sign whose derivative is said to be 1."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope
 
 
 class Whole(nn.Module):

@@ -104,8 +104,9 @@ class Model:
         if call.dtype is not None and not _fits(jnp.shape(result), call.shape):
             raise ArgumentError.here(
                 f"{self.name} has {call.target} ({call.where}), whose result has shape "
-                f"{jnp.shape(result)} here and {_any(call.shape)} in PyTorch: what was given as "
-                "operations= is something else."
+                f"{jnp.shape(result)} here and {_any(call.shape)} in PyTorch. Either what was "
+                "given as operations= is something else, or the module does something else with "
+                "this number of examples, as x.squeeze() does with one: x.squeeze(1)."
             )
         return result
 

@@ -15,9 +15,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.core.errors import ArgumentError, is_users, known_arguments, nearest, needs
+from fedgrad.core.errors import (
+    ArgumentError,
+    FederatedError,
+    is_users,
+    known_arguments,
+    nearest,
+    needs,
+)
 from fedgrad.core.notebook import place
 from fedgrad.core.types import Params
+from fedgrad.pytorch.own_derivatives import derivatives_checked, detach_without_grad
 from fedgrad.pytorch.reading import read
 
 
@@ -116,16 +124,20 @@ def _exported(torch: Any, module: Any, inputs: tuple[Any, ...]) -> Any:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one operation for all of a transformer
     try:
-        with _quietly():
+        with _quietly(), torch.enable_grad(), derivatives_checked(torch, module):
             made = torch.export.export(module, inputs, dynamic_shapes=free)
+            detach_without_grad(torch, module, made)
             made = made.run_decompositions({})
+    except FederatedError:
+        raise
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         raise ArgumentError.here(
             f"torch.export cannot take {type(module).__name__}{_line(error)}: "
             f"{type(error).__name__}: {first} (all of it is above). Python must not branch on "
             "numbers (write torch.where) or fix how many examples there are, as x.view(4, -1) and "
-            "len(x) do (write x.flatten(1) and x.shape[0])."
+            "len(x) do (write x.flatten(1) and x.shape[0]); x.data cannot be followed (write "
+            "x.detach())."
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
