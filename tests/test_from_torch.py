@@ -33,6 +33,7 @@ from torch_modules import (  # noqa: E402
     Kept,
     Last,
     Noisy,
+    Optional,
     Straight,
     Target,
     Unknown,
@@ -529,6 +530,12 @@ def test_batch_norm_in_training_is_refused(norm):
     refused(r"BatchNorm in training mode.*GroupNorm.*module\.eval\(\)", nn.Sequential(norm))
 
 
+def test_instance_norm_that_keeps_statistics_is_refused_in_training():
+    norm, images = nn.InstanceNorm2d(4, track_running_stats=True), torch.zeros(2, 4, 3, 3)
+    refused(r"InstanceNorm with track_running_stats=True in training mode", norm, images)
+    fg.from_torch(norm.eval(), images)
+
+
 def test_what_cannot_be_exported_is_refused():
     refused(r"changes its buffer 'calls'.*input and an output", Changing())
     refused(r"torch\.export cannot take.*x\.shape\[0\]", Apply(lambda x: x.view(len(x), 3, 2)))
@@ -641,6 +648,44 @@ def test_two_inputs_need_the_same_number_of_examples():
     a, b = as_jax(example)
     with pytest.raises(fg.ArgumentError, match="different numbers of examples"):
         model(params, a, b[:2])
+
+
+def test_an_input_may_be_left_out():
+    x, scale = numbers(3, 4), numbers(3, 1)
+    _, model = fg.from_torch(Optional(), (x, None, scale))
+    close(model({}, as_jax(x), None, as_jax(scale)), as_jax(x * scale))
+    with pytest.raises(fg.ArgumentError, match="was converted for inputs like"):
+        model({}, as_jax(x), as_jax(x), as_jax(scale))
+
+
+def test_whole_numbers_are_computed_with_as_those_of_the_example():
+    _, model = fg.from_torch(Apply(lambda t: (t - 1) * 200), TOKENS)
+    assert (model({}, np.zeros((2, 5), np.uint8)) == -200).all()
+    _, model = fg.from_torch(Apply(lambda x, m: x.masked_fill(~m, 0)), (TOKENS, TOKENS > 3))
+    with pytest.raises(fg.ArgumentError, match=r"converted for .*bool\[any, 5\], but got int64"):
+        model({}, TOKENS.numpy(), TOKENS.numpy())  # of which ~ is no mask
+
+
+def test_a_place_that_there_is_not_has_no_number():
+    """PyTorch refuses it; another row, such as the last for -1, would be a silent mistake."""
+    at = jnp.asarray([[-1, 11, 3, 10, -100]])
+    table, row = jnp.arange(11.0)[:, None], jnp.arange(11.0)[None]
+    params, model = fg.from_torch(nn.Embedding(11, 1), TOKENS)
+    assert np.isnan(model({**params, "weight": table}, at)).ravel().tolist() == [1, 1, 0, 0, 1]
+    _, model = fg.from_torch(Apply(lambda x, t: x.gather(1, t)), (numbers(3, 11), TOKENS))
+    assert np.isnan(model({}, row, at)).ravel().tolist() == [1, 1, 0, 0, 1]
+    words = Apply(lambda t: torch.arange(11.0)[t])  # where -1 is the last, as in PyTorch
+    np.testing.assert_array_equal(
+        fg.from_torch(words, TOKENS)[1]({}, at)[0, :4], [10, np.nan, 3, 10]
+    )
+
+
+def test_what_draws_in_evaluation_too_takes_a_key():
+    module = Apply(lambda x: torch.dropout(x, 0.5, True)).eval()
+    _, model = fg.from_torch(module, torch.zeros(2, 6))
+    assert model({}, jnp.ones((3, 6)), key=jax.random.key(0)).shape == (3, 6)
+    with pytest.raises(fg.ArgumentError, match="give it a key"):
+        model({}, jnp.ones((3, 6)))
 
 
 def test_only_what_fits_is_loaded():

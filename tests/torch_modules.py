@@ -190,6 +190,13 @@ class Frozen(nn.Module):
         return self.out(torch.tanh(self.first(x)))
 
 
+class Optional(nn.Module):
+    """An input that may be left out, between two that may not."""
+
+    def forward(self, x, mask, scale):
+        return (x if mask is None else x * mask) * scale
+
+
 class Two(nn.Module):
     """Two inputs, and a dict as its output."""
 
@@ -543,7 +550,8 @@ FUNCTIONS = {
     "chosen": (
         lambda x, t: x[:, torch.tensor([1, 0, 3])] + x[:, :3].flip(1).roll(1, 2)
         + x.index_select(1, torch.tensor([2, 2, 0]))
-        + x[:, :3].gather(2, t[:, :3, None].expand(-1, -1, 6) % 6),
+        + x[:, :3].gather(2, t[:, :3, None].expand(-1, -1, 6) % 6)
+        + x.gather(2, t[:, :1, None] % 6) * x.gather(1, t[:, :3, None] % 4),
         (X, TOKENS),
     ),
     "repeated": (lambda x: x.repeat(1, 2, 1) + x.repeat_interleave(2, 1), X),

@@ -61,6 +61,13 @@ def _require_pure(module: Any, exported: Any) -> None:
                 "not parameters: they would never be averaged. Use torch.nn.GroupNorm, which "
                 "needs neither, or keep the statistics as they are: module.eval()."
             )
+        if "instance_norm" in target and node.args[3] is not None and node.args[5]:
+            raise ArgumentError.here(
+                f"{name} has InstanceNorm with track_running_stats=True in training mode "
+                f"({where(node)}): it changes running statistics, which are not parameters: they "
+                "would stay as they are. Leave track_running_stats out, or use "
+                "torch.nn.GroupNorm."
+            )
     signature = exported.graph_signature
     changed = {"buffer": signature.buffers_to_mutate, "parameter": signature.parameters_to_mutate}
     for kind, names in changed.items():
@@ -156,6 +163,9 @@ def _inputs(exported: Any) -> tuple[Any, ...]:
     nodes = {node.name: node for node in exported.graph.nodes}
     described = []
     for name in exported.graph_signature.user_inputs:
+        if name is None:  # an input that is left out
+            described.append(None)
+            continue
         tensor = nodes[name].meta["val"]
         described.append(Input(name, tuple(map(int, tensor.shape[1:])), _dtype(tensor.dtype)))
     args, _ = exported.call_spec.in_spec.unflatten(described)
