@@ -601,6 +601,8 @@ def test_what_depends_on_the_number_of_examples_is_refused():
     refused("right for 4 or more", Apply(lambda x: x if x.shape[0] > 3 else -x), torch.zeros(5, 6))
     table = torch.arange(7.0)[:, None]
     refused("right for 2 to 7.*first axis", Apply(lambda x: x + table[: x.shape[0]]), two)
+    apart = torch.zeros(3, 4, 7, 6)[..., :6, :]  # whose strides are looked at, and may be
+    fg.from_torch(Apply(lambda x: torch.nn.functional.max_pool2d(x @ x, 2)), apart)
     _, model = fg.from_torch(Apply(lambda x: x[:, :1].squeeze()), two)
     with pytest.raises(fg.ArgumentError, match=r"with this number of examples.*x\.squeeze\(1\)"):
         model({}, jnp.ones((1, 6), jnp.float32))

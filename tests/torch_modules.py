@@ -407,6 +407,7 @@ BENT = """
 """
 
 
+WORD = int(TOKENS[0, 0])
 KINKS = torch.tensor([[-6.0, -3, -1, -0.5, 0, 0.5, 1, 3, 6]] * 3, dtype=torch.float64)
 
 
@@ -427,6 +428,13 @@ def assigned(x):
     y[:, 0] = 2 * x[:, 1]
     y[:, 1:3] = x[:, 2:] ** 2
     y[:, :, ::2] = 0
+    return y
+
+
+def filled(x):
+    y = torch.empty(x.shape[0], 4, 6, dtype=x.dtype)
+    for i in range(4):
+        y[:, i] = x[:, 3 - i]
     return y
 
 
@@ -683,6 +691,35 @@ FUNCTIONS = {
     ),
     "grouped attention": (
         lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, :2], enable_gqa=True), IMAGE
+    ),
+    "losses of classes": (
+        lambda x, t: F.cross_entropy(x, t[:, 0] % 6, reduction="none")
+        + F.cross_entropy(x, t[:, 0] % 6, x[0].abs().detach(), ignore_index=WORD % 6)
+        + F.cross_entropy(x, t[:, 1] % 6, x[0].exp().detach(), label_smoothing=0.1)
+        + F.cross_entropy(x, x.softmax(1)) + F.nll_loss(x, t[:, 2] % 6, reduction="sum")
+        + F.cross_entropy(x.unflatten(1, (3, 2)), t[:, :2] % 3, ignore_index=1),
+        (numbers(3, 6), TOKENS),
+    ),
+    "losses of numbers": (
+        lambda x, y: F.mse_loss(x, y) + F.mse_loss(x, y, reduction="none").sum((1, 2))
+        + F.l1_loss(x, y) + F.smooth_l1_loss(x, y, beta=0.5) + F.smooth_l1_loss(x, y, beta=0.0)
+        + F.huber_loss(x, y, reduction="sum", delta=0.7)
+        + F.kl_div(x.log_softmax(2), y.softmax(2), reduction="batchmean")
+        + F.kl_div(x.log_softmax(2), y.detach().relu(), reduction="sum"),
+        (X, Y),
+    ),
+    "losses of logits": (
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid(), y.exp().detach())
+        + F.binary_cross_entropy_with_logits(x, y.sigmoid(), pos_weight=x[0, 0].exp().detach())
+        + F.binary_cross_entropy_with_logits(40 * x, y.sigmoid(), reduction="none"),
+        (X, Y),
+    ),
+    "written with others": (
+        lambda x: x.clip(-1, 1) + torch.hstack([x[:, :2], x[:, 2:]])
+        + x.diff(dim=2, prepend=x[..., :1])
+        + torch.meshgrid(torch.arange(4.0), torch.arange(6.0), indexing="ij")[0]
+        + torch.tensordot(x, x[0].mT @ x[0], 1) + filled(x),
+        X,
     ),
     "weighted bags": (
         lambda t, w: F.embedding_bag(t, w[0], mode="sum", per_sample_weights=w[:, 0, :5]),

@@ -16,6 +16,7 @@ from fedgrad.core.trace import CAPTURE_LIMIT
 from fedgrad.pytorch.model import Array, Call, Input, Model, Ref, unknown
 from fedgrad.pytorch.operations import DRAWS, OPERATIONS
 
+KNOWN = {f"aten.{name}": fun for name, fun in OPERATIONS.items()}
 BATCH_NORM = "_native_batch_norm_legit"  # how the names begin of those that use the batch's own
 
 
@@ -26,7 +27,7 @@ def read(
     _require_pure(module, exported)
     _require_any_number(module, exported)
     arrays, params = _arrays(module, exported)
-    table = {f"aten.{name}": fun for name, fun in OPERATIONS.items()} | dict(operations)
+    table = KNOWN | dict(operations)
     name = type(module).__name__
     model = Model(
         name=name,
@@ -80,9 +81,12 @@ def _require_pure(module: Any, exported: Any) -> None:
 
 def _require_any_number(module: Any, exported: Any) -> None:
     """Raise where the graph is right for some numbers of examples only: then Python has looked."""
+    wanted = set(exported.graph_signature.user_inputs)
+    inputs = [node.meta["val"] for node in exported.graph.nodes if node.name in wanted]
+    rows = {str(tensor.shape[0]) for tensor in inputs}  # there are symbols for strides, too
     for symbol, numbers in exported.range_constraints.items():
         least, most = str(numbers.lower), str(numbers.upper)
-        if str(symbol).startswith("s") and (least not in "012" or most.isdigit()):
+        if str(symbol) in rows and (least not in "012" or most.isdigit()):
             shown = f"{least} to {most}" if most.isdigit() else f"{least} or more"
             raise ArgumentError.here(
                 f"What {type(module).__name__} does depends on how many examples there are: with "
@@ -161,7 +165,7 @@ def _dtype(dtype: Any) -> Any:
 
 def _inputs(exported: Any) -> tuple[Any, ...]:
     nodes = {node.name: node for node in exported.graph.nodes}
-    described = []
+    described: list[Any] = []
     for name in exported.graph_signature.user_inputs:
         if name is None:  # an input that is left out
             described.append(None)

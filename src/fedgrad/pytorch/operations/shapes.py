@@ -66,7 +66,7 @@ def taken(x: Any, indices: Any, dim: int) -> Any:
 
 
 def _gather(x: Any, dim: int, index: Any, **_: Any) -> Any:
-    """Along one axis by places; along the others the first ones, as many as places are given for."""
+    """Along one axis by places; along the others the first ones, for which there are places."""
     for axis in range(1, x.ndim):
         if axis != dim % x.ndim:
             x = _slice(x, axis, 0, index.shape[axis])
@@ -187,6 +187,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "arange.start_step": _arange,
     "cat.default": lambda tensors, dim=0: jnp.concatenate(tensors, dim),
     "copy.default": lambda x, other, non_blocking=False: jnp.broadcast_to(other, x.shape),
+    "empty.memory_format": _filled(0),
     "empty_like.default": _filled_like(0),
     "expand.default": _expand,
     "eye.default": lambda n, dtype=None, **_: jnp.eye(n, dtype=dtype),
