@@ -25,7 +25,11 @@ from fedgrad.core.errors import (
 )
 from fedgrad.core.notebook import place
 from fedgrad.core.types import Params
-from fedgrad.pytorch.own_derivatives import derivatives_checked, detach_without_grad
+from fedgrad.pytorch.own_derivatives import (
+    derivatives_checked,
+    detach_without_grad,
+    without_copies,
+)
 from fedgrad.pytorch.reading import KNOWN, read
 
 
@@ -130,6 +134,7 @@ def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], known: Collectio
             made = torch.export.export(module, inputs, dynamic_shapes=free)
             detach_without_grad(torch, module, made)
             made = _in_known_ones(torch, made.run_decompositions({}), known)
+            without_copies(torch, made)
     except FederatedError:
         raise
     except Exception as error:

@@ -115,6 +115,20 @@ def detach_without_grad(torch: Any, module: Any, exported: Any) -> None:
         graph.owning_module.recompile()
 
 
+def without_copies(torch: Any, exported: Any) -> None:
+    """The graph without the copies of its inputs that looking at derivatives took: what draws is
+    numbered by its place."""
+    for node in list(exported.graph.nodes):
+        copy = node.target is torch.ops.aten.clone.default
+        if (
+            copy
+            and node.args[0].op == "placeholder"
+            and node.args[0].name in set(exported.graph_signature.user_inputs)
+        ):
+            node.replace_all_uses_with(node.args[0])
+            exported.graph.erase_node(node)
+
+
 def _detached(torch: Any, graph: Any, node: Any) -> Any:
     if not isinstance(node.meta.get("val"), torch.Tensor):
         return node
