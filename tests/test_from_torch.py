@@ -30,8 +30,12 @@ from torch_modules import (  # noqa: E402
     Bag,
     Changing,
     Frozen,
+    Kept,
     Last,
     Noisy,
+    Optional,
+    Straight,
+    Target,
     Unknown,
     Whole,
     Words,
@@ -526,13 +530,82 @@ def test_batch_norm_in_training_is_refused(norm):
     refused(r"BatchNorm in training mode.*GroupNorm.*module\.eval\(\)", nn.Sequential(norm))
 
 
+def test_instance_norm_that_keeps_statistics_is_refused_in_training():
+    norm, images = nn.InstanceNorm2d(4, track_running_stats=True), torch.zeros(2, 4, 3, 3)
+    refused(r"InstanceNorm with track_running_stats=True in training mode", norm, images)
+    fg.from_torch(norm.eval(), images)
+
+
 def test_what_cannot_be_exported_is_refused():
     refused(r"changes its buffer 'calls'.*input and an output", Changing())
     refused(r"torch\.export cannot take.*x\.shape\[0\]", Apply(lambda x: x.view(len(x), 3, 2)))
     refused(r"torch\.export cannot take.*torch\.where", Apply(lambda x: x if x.sum() > 0 else -x))
+    refused(r"write x\.detach\(\)", Apply(lambda x: x * (2 * x).data))
     refused(r"register_buffer", Apply(lambda x: x[:, :1] * torch.tensor([0.5] * 2000)))
     refused("Give a torch.nn.Module, got function", lambda x: x)
     refused("at least one example", nn.Linear(6, 2), torch.zeros(0, 6))
+
+
+def test_no_derivative_goes_through_what_runs_under_no_grad():
+    torch.manual_seed(0)
+    module, example = Target().double(), (numbers(3, 6),)
+    params, model = fg.from_torch(module, example)
+    close(model(params, *as_jax(example)), as_jax(module(*example)))
+    found = jax.grad(loss_of(model, as_jax(example)))(params)
+    close(found, gradient_in_torch(module, example))
+    with torch.no_grad():  # around the conversion it means nothing
+        params, model = fg.from_torch(module, example)
+    close(jax.grad(loss_of(model, as_jax(example)))(params), found)
+
+
+def test_derivatives_that_a_module_takes_in_its_own_way_are_refused():
+    """torch.export knows values alone: what else would be gradients of another function."""
+    own = Straight.apply  # also where it is called by another name
+    for module in (Apply(own), nn.Sequential(nn.Linear(6, 2), Apply(lambda x: own(x) * 2))):
+        refused(r"a torch\.autograd\.Function, Straight, .*straight-through", module)
+    again = lambda x: torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=True)
+    refused(r"CheckpointFunction.*use_reentrant=False", Apply(again))
+
+    def halved(x):
+        x = 2 * x
+        x.register_hook(lambda slope: slope / 2)
+        return x
+
+    refused(r"calls register_hook on a tensor.*an optimizer's work", Apply(halved))
+    module = nn.Sequential(nn.Linear(6, 2))
+    hook = module[0].weight.register_hook(lambda slope: slope / 2)
+    refused(r"a hook on gradients, of its parameter '0\.weight'", module)
+    hook.remove()
+    hook = module[0].register_full_backward_hook(lambda *_: None)
+    refused(r"a hook on gradients, of its part '0'", module)
+    hook.remove()
+    fg.from_torch(module, torch.zeros(2, 6))
+    assert not module._forward_hooks and not module._forward_pre_hooks
+
+
+def test_what_is_changed_under_no_grad_is_refused():
+    refused(r"changes its parameter 'out\.weight' when it is called", Kept())
+
+    def small(x):
+        x = 2 * x
+        with torch.no_grad():
+            x.clamp_(-1, 1)
+        return x
+
+    refused(r"changes a value in place under torch\.no_grad \(torch_modules\.py:", Apply(small))
+
+
+def test_what_depends_on_the_number_of_examples_is_refused():
+    two = torch.zeros(2, 6)
+    refused("right for 2 to 3", Apply(lambda x: x if x.shape[0] > 3 else -x), two)
+    refused("right for 4 or more", Apply(lambda x: x if x.shape[0] > 3 else -x), torch.zeros(5, 6))
+    table = torch.arange(7.0)[:, None]
+    refused("right for 2 to 7.*first axis", Apply(lambda x: x + table[: x.shape[0]]), two)
+    apart = torch.zeros(3, 4, 7, 6)[..., :6, :]  # whose strides are looked at, and may be
+    fg.from_torch(Apply(lambda x: torch.nn.functional.max_pool2d(x @ x, 2)), apart)
+    _, model = fg.from_torch(Apply(lambda x: x[:, :1].squeeze()), two)
+    with pytest.raises(fg.ArgumentError, match=r"with this number of examples.*x\.squeeze\(1\)"):
+        model({}, jnp.ones((1, 6), jnp.float32))
 
 
 def test_what_cannot_be_exported_names_its_line_and_prints_nothing(capfd):
@@ -577,6 +650,44 @@ def test_two_inputs_need_the_same_number_of_examples():
     a, b = as_jax(example)
     with pytest.raises(fg.ArgumentError, match="different numbers of examples"):
         model(params, a, b[:2])
+
+
+def test_an_input_may_be_left_out():
+    x, scale = numbers(3, 4), numbers(3, 1)
+    _, model = fg.from_torch(Optional(), (x, None, scale))
+    close(model({}, as_jax(x), None, as_jax(scale)), as_jax(x * scale))
+    with pytest.raises(fg.ArgumentError, match="was converted for inputs like"):
+        model({}, as_jax(x), as_jax(x), as_jax(scale))
+
+
+def test_whole_numbers_are_computed_with_as_those_of_the_example():
+    _, model = fg.from_torch(Apply(lambda t: (t - 1) * 200), TOKENS)
+    assert (model({}, np.zeros((2, 5), np.uint8)) == -200).all()
+    _, model = fg.from_torch(Apply(lambda x, m: x.masked_fill(~m, 0)), (TOKENS, TOKENS > 3))
+    with pytest.raises(fg.ArgumentError, match=r"converted for .*bool\[any, 5\], but got int64"):
+        model({}, TOKENS.numpy(), TOKENS.numpy())  # of which ~ is no mask
+
+
+def test_a_place_that_there_is_not_has_no_number():
+    """PyTorch refuses it; another row, such as the last for -1, would be a silent mistake."""
+    at = jnp.asarray([[-1, 11, 3, 10, -100]])
+    table, row = jnp.arange(11.0)[:, None], jnp.arange(11.0)[None]
+    params, model = fg.from_torch(nn.Embedding(11, 1), TOKENS)
+    assert np.isnan(model({**params, "weight": table}, at)).ravel().tolist() == [1, 1, 0, 0, 1]
+    _, model = fg.from_torch(Apply(lambda x, t: x.gather(1, t)), (numbers(3, 11), TOKENS))
+    assert np.isnan(model({}, row, at)).ravel().tolist() == [1, 1, 0, 0, 1]
+    words = Apply(lambda t: torch.arange(11.0)[t])  # where -1 is the last, as in PyTorch
+    np.testing.assert_array_equal(
+        fg.from_torch(words, TOKENS)[1]({}, at)[0, :4], [10, np.nan, 3, 10]
+    )
+
+
+def test_what_draws_in_evaluation_too_takes_a_key():
+    module = Apply(lambda x: torch.dropout(x, 0.5, True)).eval()
+    _, model = fg.from_torch(module, torch.zeros(2, 6))
+    assert model({}, jnp.ones((3, 6)), key=jax.random.key(0)).shape == (3, 6)
+    with pytest.raises(fg.ArgumentError, match="give it a key"):
+        model({}, jnp.ones((3, 6)))
 
 
 def test_only_what_fits_is_loaded():

@@ -190,6 +190,13 @@ class Frozen(nn.Module):
         return self.out(torch.tanh(self.first(x)))
 
 
+class Optional(nn.Module):
+    """An input that may be left out, between two that may not."""
+
+    def forward(self, x, mask, scale):
+        return (x if mask is None else x * mask) * scale
+
+
 class Two(nn.Module):
     """Two inputs, and a dict as its output."""
 
@@ -200,6 +207,24 @@ class Two(nn.Module):
     def forward(self, a, b):
         y = self.mix(torch.cat([a, b], 1))
         return {"y": y, "norm": y.norm(dim=1)}
+
+
+class Target(nn.Module):
+    """Follows itself as it is: under no_grad nothing is trained, outside of it the same is."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 5), nn.Linear(5, 2)
+
+    @torch.no_grad()
+    def target(self, x):
+        return self.first(x).tanh()
+
+    def forward(self, x):
+        with torch.no_grad():
+            scale = self.out(self.first(x)).abs().mean(1, keepdim=True)
+        y = self.first(x)
+        return self.out(y) * scale, (y - self.target(x)) ** 2
 
 
 def batch_norm(features, axes):
@@ -272,6 +297,10 @@ MODULES = {
         numbers(3, 4, 6),
     ),
     "frozen": (Frozen, numbers(3, 6)),
+    "in place, of the input": (
+        lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2)),
+        numbers(3, 6),
+    ),
     "two inputs": (Two, (numbers(3, 4), numbers(3, 3))),
 }
 
@@ -294,6 +323,31 @@ class Changing(nn.Module):
     def forward(self, x):
         self.calls += 1
         return self.out(x) * self.calls
+
+
+class Kept(nn.Module):
+    """Keeps its weights small when it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 2)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.out.weight.clamp_(-0.1, 0.1)
+        return self.out(x)
+
+
+class Straight(torch.autograd.Function):
+    """A sign whose derivative is said to be 1."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope
 
 
 class Whole(nn.Module):
@@ -353,6 +407,7 @@ BENT = """
 """
 
 
+WORD = int(TOKENS[0, 0])
 KINKS = torch.tensor([[-6.0, -3, -1, -0.5, 0, 0.5, 1, 3, 6]] * 3, dtype=torch.float64)
 
 
@@ -373,6 +428,13 @@ def assigned(x):
     y[:, 0] = 2 * x[:, 1]
     y[:, 1:3] = x[:, 2:] ** 2
     y[:, :, ::2] = 0
+    return y
+
+
+def filled(x):
+    y = torch.empty(x.shape[0], 4, 6, dtype=x.dtype)
+    for i in range(4):
+        y[:, i] = x[:, 3 - i]
     return y
 
 
@@ -496,7 +558,8 @@ FUNCTIONS = {
     "chosen": (
         lambda x, t: x[:, torch.tensor([1, 0, 3])] + x[:, :3].flip(1).roll(1, 2)
         + x.index_select(1, torch.tensor([2, 2, 0]))
-        + x[:, :3].gather(2, t[:, :3, None].expand(-1, -1, 6) % 6),
+        + x[:, :3].gather(2, t[:, :3, None].expand(-1, -1, 6) % 6)
+        + x.gather(2, t[:, :1, None] % 6) * x.gather(1, t[:, :3, None] % 4),
         (X, TOKENS),
     ),
     "repeated": (lambda x: x.repeat(1, 2, 1) + x.repeat_interleave(2, 1), X),
@@ -628,6 +691,35 @@ FUNCTIONS = {
     ),
     "grouped attention": (
         lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, :2], enable_gqa=True), IMAGE
+    ),
+    "losses of classes": (
+        lambda x, t: F.cross_entropy(x, t[:, 0] % 6, reduction="none")
+        + F.cross_entropy(x, t[:, 0] % 6, x[0].abs().detach(), ignore_index=WORD % 6)
+        + F.cross_entropy(x, t[:, 1] % 6, x[0].exp().detach(), label_smoothing=0.1)
+        + F.cross_entropy(x, x.softmax(1)) + F.nll_loss(x, t[:, 2] % 6, reduction="sum")
+        + F.cross_entropy(x.unflatten(1, (3, 2)), t[:, :2] % 3, ignore_index=1),
+        (numbers(3, 6), TOKENS),
+    ),
+    "losses of numbers": (
+        lambda x, y: F.mse_loss(x, y) + F.mse_loss(x, y, reduction="none").sum((1, 2))
+        + F.l1_loss(x, y) + F.smooth_l1_loss(x, y, beta=0.5) + F.smooth_l1_loss(x, y, beta=0.0)
+        + F.huber_loss(x, y, reduction="sum", delta=0.7)
+        + F.kl_div(x.log_softmax(2), y.softmax(2), reduction="batchmean")
+        + F.kl_div(x.log_softmax(2), y.detach().relu(), reduction="sum"),
+        (X, Y),
+    ),
+    "losses of logits": (
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid(), y.exp().detach())
+        + F.binary_cross_entropy_with_logits(x, y.sigmoid(), pos_weight=x[0, 0].exp().detach())
+        + F.binary_cross_entropy_with_logits(40 * x, y.sigmoid(), reduction="none"),
+        (X, Y),
+    ),
+    "written with others": (
+        lambda x: x.clip(-1, 1) + torch.hstack([x[:, :2], x[:, 2:]])
+        + x.diff(dim=2, prepend=x[..., :1])
+        + torch.meshgrid(torch.arange(4.0), torch.arange(6.0), indexing="ij")[0]
+        + torch.tensordot(x, x[0].mT @ x[0], 1) + filled(x),
+        X,
     ),
     "weighted bags": (
         lambda t, w: F.embedding_bag(t, w[0], mode="sum", per_sample_weights=w[:, 0, :5]),

@@ -104,8 +104,9 @@ class Model:
         if call.dtype is not None and not _fits(jnp.shape(result), call.shape):
             raise ArgumentError.here(
                 f"{self.name} has {call.target} ({call.where}), whose result has shape "
-                f"{jnp.shape(result)} here and {_any(call.shape)} in PyTorch: what was given as "
-                "operations= is something else."
+                f"{jnp.shape(result)} here and {_any(call.shape)} in PyTorch. Either what was "
+                "given as operations= is something else, or the module does something else with "
+                "this number of examples, as x.squeeze() does with one: x.squeeze(1)."
             )
         return result
 
@@ -120,7 +121,7 @@ class Model:
         values = [jnp.asarray(value) for value in values]
         rows = {value.shape[:1] for value in values}
         for one, value in zip(wanted, values, strict=True):
-            kinds = [jnp.issubdtype(d, jnp.inexact) for d in (one.dtype, value.dtype)]
+            kinds = [_kind(d) for d in (one.dtype, value.dtype)]
             if value.shape[1:] != one.shape or not value.ndim or kinds[0] != kinds[1]:
                 raise ArgumentError.here(
                     f"{self.name} was converted for {one.name}: {_shown(one)}, but got "
@@ -131,7 +132,7 @@ class Model:
                 raise ArgumentError.here(
                     f"{self.name} got inputs of different numbers of examples: {_like(given)}."
                 )
-            yield one.name, value.astype(one.dtype) if kinds[0] else value
+            yield one.name, value.astype(one.dtype)  # 200 * x is another number of an uint8
 
     def _check_params(self, params: Params) -> None:
         names = {array.name for array in self.arrays.values()}
@@ -150,17 +151,23 @@ class Model:
                 )
 
     def _check_key(self, key: Key | None) -> None:
-        if key is None and any(call.draws for call in self.calls):
+        draws = any(call.draws for call in self.calls)
+        if key is None and draws:
             raise ArgumentError.here(
                 f"{self.name} draws random numbers (dropout, in training): give it a key, "
                 "model(params, x, key=key); a loss gets one if it has an argument `key`. To "
                 "evaluate, convert it once more: fg.from_torch(module.eval(), example)."
             )
-        if key is not None and not self.training:
+        if key is not None and not self.training and not draws:
             raise ArgumentError.here(
                 f"{self.name} was converted in evaluation mode and draws nothing: leave the key "
                 "out, or convert it in training mode: fg.from_torch(module.train(), example)."
             )
+
+
+def _kind(dtype: Any) -> Any:
+    """What an input may be in place of another: a mask of whole numbers is none of booleans."""
+    return next(k for k in (jnp.inexact, jnp.integer, jnp.bool_) if jnp.issubdtype(dtype, k))
 
 
 @contextlib.contextmanager

@@ -9,16 +9,28 @@ import io
 import logging
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedgrad.core.errors import ArgumentError, is_users, known_arguments, nearest, needs
+from fedgrad.core.errors import (
+    ArgumentError,
+    FederatedError,
+    is_users,
+    known_arguments,
+    nearest,
+    needs,
+)
 from fedgrad.core.notebook import place
 from fedgrad.core.types import Params
-from fedgrad.pytorch.reading import read
+from fedgrad.pytorch.own_derivatives import (
+    derivatives_checked,
+    detach_without_grad,
+    without_copies,
+)
+from fedgrad.pytorch.reading import KNOWN, read
 
 
 @known_arguments()
@@ -47,7 +59,8 @@ def from_torch(
     torch = _torch("fg.from_torch")
     _require_module(torch, module)
     inputs = example if isinstance(example, tuple) else (example,)
-    exported = _exported(torch, module, _examples(torch, inputs))
+    known = {*KNOWN, *operations}
+    exported = _exported(torch, module, _examples(torch, inputs), known)
     return read(module, exported, operations)
 
 
@@ -108,27 +121,48 @@ def _examples(torch: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return jax.tree.map(one, inputs)
 
 
-def _exported(torch: Any, module: Any, inputs: tuple[Any, ...]) -> Any:
-    """The graph of a module, in which nothing is changed in place."""
+def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], known: Collection[str]) -> Any:
+    """The graph of a module, in which nothing is changed in place, as far as can be of operations
+    that are known."""
     free = torch.export.ShapesCollection()
     for tensor in jax.tree.leaves(inputs):
         free[tensor] = {0: torch.export.Dim.DYNAMIC}
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one operation for all of a transformer
     try:
-        with _quietly():
+        with _quietly(), torch.enable_grad(), derivatives_checked(torch, module):
             made = torch.export.export(module, inputs, dynamic_shapes=free)
-            made = made.run_decompositions({})
+            detach_without_grad(torch, module, made)
+            made = _in_known_ones(torch, made.run_decompositions({}), known)
+            without_copies(torch, made)
+    except FederatedError:
+        raise
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         raise ArgumentError.here(
             f"torch.export cannot take {type(module).__name__}{_line(error)}: "
             f"{type(error).__name__}: {first} (all of it is above). Python must not branch on "
             "numbers (write torch.where) or fix how many examples there are, as x.view(4, -1) and "
-            "len(x) do (write x.flatten(1) and x.shape[0])."
+            "len(x) do (write x.flatten(1) and x.shape[0]); x.data cannot be followed (write "
+            "x.detach())."
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+    return made
+
+
+def _in_known_ones(torch: Any, made: Any, known: Collection[str]) -> Any:
+    """The graph with operations that are not known written with others, as PyTorch itself writes
+    them when it differentiates: so their derivatives are PyTorch's, too."""
+    ways, composite = torch.export.default_decompositions(), "CompositeImplicitAutograd"
+    while found := {
+        node.target
+        for node in made.graph.nodes
+        if str(node.target) not in known
+        and node.target in ways
+        and torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), composite)
+    }:
+        made = made.run_decompositions({target: ways[target] for target in found})
     return made
 
 

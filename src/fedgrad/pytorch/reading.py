@@ -16,6 +16,7 @@ from fedgrad.core.trace import CAPTURE_LIMIT
 from fedgrad.pytorch.model import Array, Call, Input, Model, Ref, unknown
 from fedgrad.pytorch.operations import DRAWS, OPERATIONS
 
+KNOWN = {f"aten.{name}": fun for name, fun in OPERATIONS.items()}
 BATCH_NORM = "_native_batch_norm_legit"  # how the names begin of those that use the batch's own
 
 
@@ -24,8 +25,9 @@ def read(
 ) -> tuple[dict[str, jax.Array], Model]:
     """The parameters of a module, and the model that its graph is."""
     _require_pure(module, exported)
+    _require_any_number(module, exported)
     arrays, params = _arrays(module, exported)
-    table = {f"aten.{name}": fun for name, fun in OPERATIONS.items()} | dict(operations)
+    table = KNOWN | dict(operations)
     name = type(module).__name__
     model = Model(
         name=name,
@@ -55,16 +57,43 @@ def _require_pure(module: Any, exported: Any) -> None:
         target = str(node.target)
         if BATCH_NORM in target and "no_training" not in target:
             raise ArgumentError.here(
-                f"{name} has BatchNorm in training mode ({_where(node)}): it normalises by the "
+                f"{name} has BatchNorm in training mode ({where(node)}): it normalises by the "
                 "other examples of a client's batch and changes running statistics, which are "
                 "not parameters: they would never be averaged. Use torch.nn.GroupNorm, which "
                 "needs neither, or keep the statistics as they are: module.eval()."
             )
-    for changed in exported.graph_signature.buffers_to_mutate.values():
-        raise ArgumentError.here(
-            f"{name} changes its buffer {changed!r} when it is called, and a model in JAX has no "
-            "place to keep it. Make it an input and an output of the module, or do without."
-        )
+        if "instance_norm" in target and node.args[3] is not None and node.args[5]:
+            raise ArgumentError.here(
+                f"{name} has InstanceNorm with track_running_stats=True in training mode "
+                f"({where(node)}): it changes running statistics, which are not parameters: they "
+                "would stay as they are. Leave track_running_stats out, or use "
+                "torch.nn.GroupNorm."
+            )
+    signature = exported.graph_signature
+    changed = {"buffer": signature.buffers_to_mutate, "parameter": signature.parameters_to_mutate}
+    for kind, names in changed.items():
+        for one in names.values():
+            raise ArgumentError.here(
+                f"{name} changes its {kind} {one!r} when it is called, and a model in JAX has no "
+                "place to keep it. Make it an input and an output of the module, or do without."
+            )
+
+
+def _require_any_number(module: Any, exported: Any) -> None:
+    """Raise where the graph is right for some numbers of examples only: then Python has looked."""
+    wanted = set(exported.graph_signature.user_inputs)
+    inputs = [node.meta["val"] for node in exported.graph.nodes if node.name in wanted]
+    rows = {str(tensor.shape[0]) for tensor in inputs}  # there are symbols for strides, too
+    for symbol, numbers in exported.range_constraints.items():
+        least, most = str(numbers.lower), str(numbers.upper)
+        if str(symbol) in rows and (least not in "012" or most.isdigit()):
+            shown = f"{least} to {most}" if most.isdigit() else f"{least} or more"
+            raise ArgumentError.here(
+                f"What {type(module).__name__} does depends on how many examples there are: with "
+                f"this example, what is right for {shown}. Let it do the same for any number: "
+                "no `if x.shape[0] > ...`, no table cut to that length (are examples along the "
+                "first axis?)."
+            )
 
 
 def _arrays(module: Any, exported: Any) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -136,8 +165,11 @@ def _dtype(dtype: Any) -> Any:
 
 def _inputs(exported: Any) -> tuple[Any, ...]:
     nodes = {node.name: node for node in exported.graph.nodes}
-    described = []
+    described: list[Any] = []
     for name in exported.graph_signature.user_inputs:
+        if name is None:  # an input that is left out
+            described.append(None)
+            continue
         tensor = nodes[name].meta["val"]
         described.append(Input(name, tuple(map(int, tensor.shape[1:])), _dtype(tensor.dtype)))
     args, _ = exported.call_spec.in_spec.unflatten(described)
@@ -164,7 +196,7 @@ def _live(graph: Any) -> list[Any]:
 
 def _calls(nodes: list[Any], table: Mapping[str, Callable[..., Any]], name: str) -> Iterator[Call]:
     missing = {
-        _name(node): _where(node)
+        _name(node): where(node)
         for node in reversed(nodes)
         if not _is_python(node) and _name(node) not in table
     }
@@ -182,7 +214,7 @@ def _calls(nodes: list[Any], table: Mapping[str, Callable[..., Any]], name: str)
             kwargs,
             *_kind(node.meta["val"]),
             draws is not None and draws(*args, **kwargs),
-            _where(node),
+            where(node),
         )
 
 
@@ -220,7 +252,7 @@ def _argument(value: Any) -> Any:
     return _dtype(value) if str(value) in _DTYPES else value
 
 
-def _where(node: Any) -> str:
+def where(node: Any) -> str:
     """The user's line that called an operation, as PyTorch has noted it."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     places = [i for i, line in enumerate(lines) if line.strip().startswith("File ")]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedgrad.pytorch.operations.reductions import norm
+from fedgrad.pytorch.operations.shapes import taken
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -23,7 +24,7 @@ def _added(bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Any:
 
 def rows(table: Any, indices: Any, padding_idx: int | None = -1) -> Any:
     """A row for each index, NaN where there is none; that of the padding is never trained."""
-    found = jnp.take(table, indices, axis=0)
+    found = taken(table, indices, 0)
     if padding_idx is None or padding_idx < 0:
         return found
     return jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(found), found)

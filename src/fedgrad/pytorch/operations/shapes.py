@@ -58,8 +58,25 @@ def _repeat(x: Any, repeats: Sequence[Any]) -> Any:
     return jnp.tile(x, repeats)
 
 
+def taken(x: Any, indices: Any, dim: int) -> Any:
+    """What is at these places along an axis. Where there is none, which PyTorch refuses, it is NaN:
+    a place below 0, too, does not count from the end."""
+    at = jnp.where(indices < 0, x.shape[dim], indices)
+    return jnp.take(x, at, axis=dim)
+
+
+def _gather(x: Any, dim: int, index: Any, **_: Any) -> Any:
+    """Along one axis by places; along the others the first ones, for which there are places."""
+    for axis in range(1, x.ndim):
+        if axis != dim % x.ndim:
+            x = _slice(x, axis, 0, index.shape[axis])
+    at = jnp.where(index < 0, x.shape[dim], index)
+    return jnp.take_along_axis(x, at, dim)
+
+
 def _index(x: Any, indices: Sequence[Any]) -> Any:
-    return x[tuple(slice(None) if i is None else i for i in indices)]
+    at = tuple(slice(None) if i is None else i for i in indices)
+    return x.at[at].get(mode="fill")  # NaN where there is none; JAX would take the last
 
 
 _MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -170,6 +187,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "arange.start_step": _arange,
     "cat.default": lambda tensors, dim=0: jnp.concatenate(tensors, dim),
     "copy.default": lambda x, other, non_blocking=False: jnp.broadcast_to(other, x.shape),
+    "empty.memory_format": _filled(0),
     "empty_like.default": _filled_like(0),
     "expand.default": _expand,
     "eye.default": lambda n, dtype=None, **_: jnp.eye(n, dtype=dtype),
@@ -180,9 +198,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "full_like.default": lambda x, value, dtype=None, **_: jnp.full(
         x.shape, value, dtype or x.dtype
     ),
-    "gather.default": lambda x, dim, index, **_: jnp.take_along_axis(x, index, dim),
+    "gather.default": _gather,
     "index.Tensor": _index,
-    "index_select.default": lambda x, dim, index: jnp.take(x, index, axis=dim),
+    "index_select.default": lambda x, dim, index: taken(x, index, dim),
     "linspace.default": lambda start, end, steps, dtype=None, **_: jnp.linspace(
         start, end, steps, dtype=dtype
     ),

@@ -1,0 +1,79 @@
+"""Losses that a module computes itself: of each example, or their mean or sum, as it asks for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedgrad.pytorch.operations.pointwise import absolute
+from fedgrad.pytorch.operations.shapes import taken
+
+MEAN, SUM = 1, 2  # how PyTorch writes what becomes of the losses; 0 is nothing
+
+
+def _reduced(losses: Any, reduction: int, total: Any = None) -> Any:
+    if reduction == SUM:
+        return jnp.sum(losses)
+    if reduction == MEAN:
+        return jnp.sum(losses) / (losses.size if total is None else total)
+    return losses
+
+
+def _of_classes(
+    x: Any, target: Any, weight: Any = None, reduction: int = MEAN, ignore_index: int = -100
+) -> tuple[Any, Any]:
+    """What is minus the number of the right class; a mean counts by the weights of classes."""
+    axis = 0 if x.ndim == 1 else 1
+    counts = target != ignore_index
+    places = jnp.where(counts, target, 0)
+    inside = (places >= 0) & (places < x.shape[axis])  # what is no class has a loss of NaN
+    at = jnp.expand_dims(jnp.where(inside, places, x.shape[axis]), axis)
+    found = -jnp.squeeze(jnp.take_along_axis(x, at, axis), axis)
+    weights = jnp.ones(places.shape, x.dtype) if weight is None else taken(weight, places, 0)
+    weights = jnp.where(counts, weights, 0)
+    total = jnp.sum(weights)
+    return _reduced(jnp.where(counts, found * weights, 0), reduction, total), total
+
+
+def _squared(x: Any, target: Any, reduction: int = MEAN) -> Any:
+    return _reduced(jnp.square(x - target), reduction)
+
+
+def _smooth(x: Any, target: Any, reduction: int = MEAN, beta: float = 1.0) -> Any:
+    far = absolute(x - target)
+    if beta == 0:
+        return _reduced(far, reduction)
+    near = far < beta
+    return _reduced(jnp.where(near, far * far / (2 * beta), far - beta / 2), reduction)
+
+
+def _huber(x: Any, target: Any, reduction: int = MEAN, delta: float = 1.0) -> Any:
+    far = absolute(x - target)
+    near = far <= delta
+    return _reduced(jnp.where(near, far * far / 2, delta * (far - delta / 2)), reduction)
+
+
+def _of_logits(
+    x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = MEAN
+) -> Any:
+    more = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
+    losses = (1 - target) * x + more * jax.nn.softplus(-x)
+    return _reduced(losses if weight is None else losses * weight, reduction)
+
+
+def _xlogy(x: Any, y: Any) -> Any:
+    """x * log(y), which is 0 where x is."""
+    none = (x == 0) & (y <= 0)
+    return jnp.where(none, 0, x * jnp.log(jnp.where(none, 1, y)))
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "binary_cross_entropy_with_logits.default": _of_logits,
+    "huber_loss.default": _huber,
+    "mse_loss.default": _squared,
+    "nll_loss_forward.default": _of_classes,
+    "nll_loss2d_forward.default": _of_classes,
+    "smooth_l1_loss.default": _smooth,
+    "xlogy.Tensor": _xlogy,
+}

@@ -1,0 +1,143 @@
+"""Where a module says itself what its derivatives are: `torch.export` tells its values alone.
+
+What it says by `torch.no_grad` is kept. The rest, a backward pass of its own and hooks on
+gradients, is Python that nothing in a graph stands for: it is refused.
+
+Nothing is imported from torch here: whoever calls has it.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from fedgrad.core.errors import ArgumentError
+from fedgrad.pytorch.reading import where
+
+_NO_GRAD = "wrap_with_set_grad_enabled"  # how a graph calls what ran under torch.no_grad
+
+
+@contextlib.contextmanager
+def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
+    """Raise if the module, when it is called inside, takes derivatives in a way of its own.
+
+    Its inputs are differentiated, too, so that all that is between them and the outputs is seen.
+    """
+    _require_no_hooks(module)
+    name = type(module).__name__
+
+    def differentiated(_: Any, inputs: Any) -> Any:
+        def one(x: Any) -> Any:
+            # Of a copy: a module may change what it is given, but not what is differentiated by.
+            return x.requires_grad_().clone() if x.is_floating_point() else x
+
+        return jax.tree.map(one, inputs)
+
+    def look(_: Any, __: Any, outputs: Any) -> None:
+        tensors = [x for x in jax.tree.leaves(outputs) if isinstance(x, torch.Tensor)]
+        for own in _own_functions([x.grad_fn for x in tensors]):
+            raise ArgumentError.here(
+                f"{name} has a torch.autograd.Function, {own.__qualname__}, with a backward pass "
+                "in Python, which JAX cannot call. Write what it does with others: a "
+                "straight-through estimator of f is x + (f(x) - x).detach(), a gradient times a "
+                "is a * x + ((1 - a) * x).detach(), a checkpoint has use_reentrant=False."
+            )
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise ArgumentError.here(f"{name} calls register_hook on a tensor. {_INSTEAD_OF_HOOKS}")
+
+    before = module.register_forward_pre_hook(differentiated, prepend=True)
+    after = module.register_forward_hook(look)
+    was, torch.Tensor.register_hook = torch.Tensor.register_hook, refused
+    try:
+        yield
+    finally:
+        torch.Tensor.register_hook = was
+        before.remove()
+        after.remove()
+
+
+_INSTEAD_OF_HOOKS = (
+    "JAX cannot call a hook on gradients. Remove it; what it does to them is an optimizer's work: "
+    "fg.local_training(optax.chain(optax.clip(1.0), optax.sgd(0.1)))."
+)
+
+
+def _require_no_hooks(module: Any) -> None:
+    name = type(module).__name__
+    own = {f"its parameter {n!r}": [p._backward_hooks] for n, p in module.named_parameters()}
+    for n, part in module.named_modules():
+        kind = f"its part {n!r}" if n else "it"
+        own[kind] = [part._backward_hooks, part._backward_pre_hooks]
+    for what, hooks in own.items():
+        if any(hooks):
+            raise ArgumentError.here(
+                f"{name} has a hook on gradients, of {what}. {_INSTEAD_OF_HOOKS}"
+            )
+
+
+def _own_functions(left: list[Any]) -> Iterator[Any]:
+    """The functions with backward passes in Python of which something is made."""
+    seen: set[Any] = {None}
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        left += [before for before, _ in node.next_functions]
+        if hasattr(node, "_forward_cls"):
+            yield node._forward_cls
+
+
+def detach_without_grad(torch: Any, module: Any, exported: Any) -> None:
+    """What ran under `torch.no_grad` becomes a constant in the graph, which else would have
+    forgotten it."""
+    held = exported.graph_signature
+    kept = {**held.inputs_to_parameters, **held.inputs_to_buffers}
+    for node in exported.graph.nodes:
+        if _NO_GRAD not in str(node.target) or node.args[0]:
+            continue
+        _, part, *given = node.args
+        graph = getattr(exported.graph_module, part.target).graph
+        outside = dict(zip((n for n in graph.nodes if n.op == "placeholder"), given, strict=True))
+        for inside in graph.nodes:
+            changed = outside.get(inside.args[0]) if _changes(inside) else None
+            if changed is not None and changed.name not in kept:  # these are refused as such
+                raise ArgumentError.here(
+                    f"{type(module).__name__} changes a value in place under torch.no_grad "
+                    f"({where(inside)}): its derivative would be that of the value before. Write "
+                    "what you mean: y = x + (f(x) - x).detach()."
+                )
+        (output,) = [n for n in graph.nodes if n.op == "output"]
+        with graph.inserting_before(output):
+            output.args = (tuple(_detached(torch, graph, n) for n in output.args[0]),)
+        graph.owning_module.recompile()
+
+
+def without_copies(torch: Any, exported: Any) -> None:
+    """The graph without the copies of its inputs that looking at derivatives took: what draws is
+    numbered by its place."""
+    for node in list(exported.graph.nodes):
+        copy = node.target is torch.ops.aten.clone.default
+        if (
+            copy
+            and node.args[0].op == "placeholder"
+            and node.args[0].name in set(exported.graph_signature.user_inputs)
+        ):
+            node.replace_all_uses_with(node.args[0])
+            exported.graph.erase_node(node)
+
+
+def _detached(torch: Any, graph: Any, node: Any) -> Any:
+    if not isinstance(node.meta.get("val"), torch.Tensor):
+        return node
+    found = graph.call_function(torch.ops.aten.detach.default, (node,))
+    found.meta = dict(node.meta)
+    return found
+
+
+def _changes(node: Any) -> bool:
+    """Whether a call changes its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
