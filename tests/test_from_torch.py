@@ -528,6 +528,8 @@ def test_what_is_known_but_not_in_this_way_is_refused_at_conversion_too():
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(6), nn.BatchNorm1d(6, track_running_stats=False)])
 def test_batch_norm_in_training_is_refused(norm):
     refused(r"BatchNorm in training mode.*GroupNorm.*module\.eval\(\)", nn.Sequential(norm))
+    alone = nn.BatchNorm1d(6, track_running_stats=False).eval()
+    refused("or without running statistics", nn.Sequential(alone))
 
 
 def test_instance_norm_that_keeps_statistics_is_refused_in_training():
@@ -599,6 +601,7 @@ def test_what_depends_on_the_number_of_examples_is_refused():
     two = torch.zeros(2, 6)
     refused("right for 2 to 3", Apply(lambda x: x if x.shape[0] > 3 else -x), two)
     refused("right for 4 or more", Apply(lambda x: x if x.shape[0] > 3 else -x), torch.zeros(5, 6))
+    refused("multiples of some number", Apply(lambda x: x if x.shape[0] % 2 == 0 else -x), two)
     table = torch.arange(7.0)[:, None]
     refused("right for 2 to 7.*first axis", Apply(lambda x: x + table[: x.shape[0]]), two)
     apart = torch.zeros(3, 4, 7, 6)[..., :6, :]  # whose strides are looked at, and may be

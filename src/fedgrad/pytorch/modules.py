@@ -155,14 +155,17 @@ def _in_known_ones(torch: Any, made: Any, known: Collection[str]) -> Any:
     """The graph with operations that are not known written with others, as PyTorch itself writes
     them when it differentiates: so their derivatives are PyTorch's, too."""
     ways, composite = torch.export.default_decompositions(), "CompositeImplicitAutograd"
+    tried: set[Any] = set()  # so that one that is written with itself is left, and refused
     while found := {
         node.target
         for node in made.graph.nodes
         if str(node.target) not in known
         and node.target in ways
+        and node.target not in tried
         and torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), composite)
     }:
         made = made.run_decompositions({target: ways[target] for target in found})
+        tried |= found
     return made
 
 

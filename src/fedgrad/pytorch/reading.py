@@ -57,10 +57,11 @@ def _require_pure(module: Any, exported: Any) -> None:
         target = str(node.target)
         if BATCH_NORM in target and "no_training" not in target:
             raise ArgumentError.here(
-                f"{name} has BatchNorm in training mode ({where(node)}): it normalises by the "
-                "other examples of a client's batch and changes running statistics, which are "
-                "not parameters: they would never be averaged. Use torch.nn.GroupNorm, which "
-                "needs neither, or keep the statistics as they are: module.eval()."
+                f"{name} has BatchNorm in training mode ({where(node)}), or without running "
+                "statistics: it normalises by the other examples of a client's batch and changes "
+                "running statistics, which are not parameters: they would never be averaged. Use "
+                "torch.nn.GroupNorm, which needs neither, or keep the statistics as they are: "
+                "module.eval()."
             )
         if "instance_norm" in target and node.args[3] is not None and node.args[5]:
             raise ArgumentError.here(
@@ -84,16 +85,22 @@ def _require_any_number(module: Any, exported: Any) -> None:
     wanted = set(exported.graph_signature.user_inputs)
     inputs = [node.meta["val"] for node in exported.graph.nodes if node.name in wanted]
     rows = {str(tensor.shape[0]) for tensor in inputs}  # there are symbols for strides, too
+    seen = []
     for symbol, numbers in exported.range_constraints.items():
         least, most = str(numbers.lower), str(numbers.upper)
         if str(symbol) in rows and (least not in "012" or most.isdigit()):
-            shown = f"{least} to {most}" if most.isdigit() else f"{least} or more"
-            raise ArgumentError.here(
-                f"What {type(module).__name__} does depends on how many examples there are: with "
-                f"this example, what is right for {shown}. Let it do the same for any number: "
-                "no `if x.shape[0] > ...`, no table cut to that length (are examples along the "
-                "first axis?)."
-            )
+            seen.append(f"{least} to {most}" if most.isdigit() else f"{least} or more")
+    known = [t.shape[0].node.shape_env for t in inputs if hasattr(t.shape[0], "node")]
+    asked = [guard.expr for one in known for guard in one.guards]
+    if any("Mod(" in str(one) and {*map(str, one.free_symbols)} <= rows for one in asked):
+        seen.append("multiples of some number, or for others")
+    for shown in seen:
+        raise ArgumentError.here(
+            f"What {type(module).__name__} does depends on how many examples there are: with "
+            f"this example, what is right for {shown}. Let it do the same for any number: "
+            "no `if x.shape[0] > ...`, no table cut to that length (are examples along the "
+            "first axis?)."
+        )
 
 
 def _arrays(module: Any, exported: Any) -> tuple[dict[str, Array], dict[str, Any]]:
