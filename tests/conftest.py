@@ -43,11 +43,12 @@ _kept = 0.0  # when it last forgot
 
 def pytest_xdist_auto_num_workers(config):
     """One more than there are cores, because tests of a real federation mostly wait for it; as far
-    as memory goes, for a worker with the processes that it starts takes about 2 GB."""
+    as memory goes: a worker takes about 2 GB with the processes that it starts, as does the rest.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return None
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)) + 1, memory // 2_000_000_000))
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, memory // 2_000_000_000 - 1))
 
 
 def pytest_collection_modifyitems(items):

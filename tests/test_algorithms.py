@@ -314,7 +314,12 @@ def test_what_optax_has_made_is_said():
     found = as_optimizer(clipped, "client").words
     parts = ("clip(max_delta=1.0)", "trace(decay=0.9, nesterov=False)", "value=0.1")
     assert all(part in found for part in parts), found
-    assert in_words(optax.adam(0.1)) != in_words(optax.adam(0.2))
+    for make in (
+        optax.adam,
+        lambda rate: optax.sgd(jnp.float32(rate)),
+        lambda rate: optax.multi_transform({"a": optax.sgd(rate), "b": optax.adam(1.0)}, "a"),
+    ):
+        assert in_words(make(0.1)) != in_words(make(0.2))
 
     def unset():
         """Of a name that has no value yet."""

@@ -262,6 +262,21 @@ def test_how_it_is_tuned_is_kept_and_what_differs_said(tmp_path):
         assert re.match(f"  {words}", said), said
 
 
+def test_an_optimizer_in_other_words_is_the_same(tmp_path):
+    """As older versions wrote it, or as another optax calls what is inside."""
+    algorithm = fg.fed_avgm(mean_square, fg.local_training(optax.sgd(0.1)))
+    train(algorithm, rounds=1, out=tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    assert config["algorithm"]["client"]["optimizer"] == "scale(step_size=-0.1)"
+    config["algorithm"]["client"]["optimizer"] = "an optimizer of optax"
+    path.write_text(json.dumps(config))
+    assert train(algorithm, rounds=2, out=tmp_path).rounds == 2
+    other = fg.fed_avgm(mean_square, fg.local_training(optax.sgd(0.2)))
+    with pytest.raises(RunFolderError, match=r"optimizer of clients: .*size=-0.2\) now"):
+        train(other, rounds=3, out=tmp_path)
+
+
 def test_another_average_is_another_run(tmp_path):
     algorithm = fg.fed_avgm(mean_square)
     train(fg.averaged(algorithm), rounds=1, out=tmp_path)

@@ -249,10 +249,10 @@ def test_what_a_search_leaves(setting, population, tmp_path):
     for changes, says in (
         (
             {"space": other},
-            r"another search:\n  server.learning_rate: .*, \d.* in the folder, 0.1\d*, .*now"
-            r".\n  server.momentum: .* in the folder, nothing now",
+            r"another search:\n  server.learning_rate of trial 0: \S+ in the folder, 0.1\d* now"
+            r".\n  server.momentum of trial 0: 0\S+ in the folder, nothing now",
         ),
-        ({"rounds": 6}, "another search:\n  rounds of the rungs: 2, 4 in the folder, 3, 6 now"),
+        ({"rounds": 6}, r"search:\n  rounds of the rungs: \(2, 4\) in the folder, \(3, 6\) now"),
         (
             {"trials": fg.Trials(5, rungs=2, keep=0.5)},
             "search:\n  trials: 4 in the folder, 5 now.\nTo",
@@ -266,6 +266,18 @@ def test_what_a_search_leaves(setting, population, tmp_path):
         assert not clients.asked
     with pytest.raises(fg.FederatedError, match="is not what a search writes"):
         search_folder.read(tmp_path / "rung-1")
+
+
+def test_a_search_that_differs_late_says_where(setting, population, tmp_path):
+    algorithm, options, evaluate = setting
+    grids = [
+        {"server.learning_rate": [0.1, last], "server.momentum": [0.0, 0.5, 0.6]}
+        for last in (0.3, 0.30000001)
+    ]
+    kinds = dict(rounds=1, evaluate=evaluate, out=tmp_path, **options)
+    fg.grid_search(algorithm, population, grids[0], **kinds)
+    with pytest.raises(fg.FederatedError, match=r"of trial 3: 0.3 in .*, 0.30000001 now"):
+        fg.grid_search(algorithm, population, grids[1], **kinds)
 
 
 def test_a_run_and_a_search_have_folders_of_their_own(setting, population, tmp_path):

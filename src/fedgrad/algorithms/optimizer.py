@@ -120,16 +120,23 @@ def in_words(made: Any) -> str:
 def _held_by(part: Any, around: tuple[Any, ...]) -> list[str]:
     if isinstance(part, optax.GradientTransformation):
         return _held_by(part.update, around)
+    if isinstance(part, Mapping):
+        part = list(part.values())
     if isinstance(part, tuple | list):
         return [words for one in part for words in _held_by(one, around)]
     if not isinstance(part, types.FunctionType) or part in around:
         return []
     cells = [_content(cell) for cell in part.__closure__ or ()]
     held = dict(zip(part.__code__.co_freevars, cells, strict=True))
-    plain = [f"{n}={v}" for n, v in held.items() if isinstance(v, str | int | float | np.generic)]
+    plain = [f"{n}={v}" for n, v in held.items() if _is_plain(v)]
     maker = part.__qualname__.partition(".<locals>")[0]
     own = [f"{maker}({', '.join(plain)})"] if plain else []
     return own + [words for v in cells for words in _held_by(v, (*around, part))]
+
+
+def _is_plain(value: Any) -> bool:
+    number = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    return isinstance(value, str | int | float | np.generic) or (number and value.ndim == 0)
 
 
 def _content(cell: types.CellType) -> Any:

@@ -193,8 +193,10 @@ def caller() -> str:
 
 
 def warn(message: str) -> None:
-    """A warning that shows the user's line, as errors do, and none of ours."""
+    """A warning that shows the user's line, as errors do, and none of ours. It is in the words,
+    too, because of notebooks, which know cells by the names of files."""
     frame = _users_frame()
+    message = f"{place(frame.f_code.co_filename, frame.f_lineno)}: {message}"
     where = (frame.f_code.co_filename, frame.f_lineno)
     seen = frame.f_globals.setdefault("__warningregistry__", {})  # where Python keeps them
     warnings.warn_explicit(message, RuntimeWarning, *where, registry=seen)

@@ -77,7 +77,7 @@ def table(
     rows = list(rows)
 
     def cell(kind: str, i: int, content: Content) -> Html:
-        long = isinstance(content, str) and len(content) > LONG
+        long = type(content) is str and len(content) > LONG  # and not HTML
         return element(kind, content, class_=("right long" if long else "right") if i else None)
 
     head = element("tr", [cell("th", i, name) for i, name in enumerate(columns)])

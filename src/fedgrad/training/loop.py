@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.algorithms.metrics import Metrics, require_metrics
-from fedgrad.core.errors import ArgumentError, caller, warn
+from fedgrad.core.errors import ArgumentError, warn
 from fedgrad.core.types import State
 from fedgrad.training.best import Best, after, keeping
 from fedgrad.training.evaluation import Evaluations
@@ -176,7 +176,7 @@ class Loop:
         self.warned = True
         trials = f" in {bad} of {np.size(metrics.loss)} trials" if np.ndim(metrics.loss) else ""
         warn(
-            f"{caller()}: The loss of round {round} is not finite{trials}. A smaller learning "
+            f"The loss of round {round} is not finite{trials}. A smaller learning "
             "rate may help; callbacks=[fg.non_finite()] ends such a run."
         )
 

@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedgrad.show.numbers import short
 from fedgrad.training import checkpoint
 from fedgrad.training.config import describe
 from fedgrad.training.course import Course
@@ -163,22 +162,14 @@ def _differences(old: Standing, new: Standing) -> list[str]:
         "trials": (len(old.scores), len(new.scores)),
     }
     if len(old.rungs) + len(new.rungs) > 2:
-        facts["rounds of the rungs"] = (list(old.rungs), list(new.rungs))
+        facts["rounds of the rungs"] = (old.rungs, new.rungs)
     if len(old.scores) == len(new.scores):  # of more trials, others are drawn
         for name in {**old.tried, **new.tried}:
-            a, b = (one.tried.get(name, np.array([])).tolist() for one in (old, new))
-            facts[name] = (a, b)
-    return [
-        f"{name}: {_said(a)} in the folder, {_said(b)} now"
-        for name, (a, b) in facts.items()
-        if a != b
-    ]
-
-
-def _said(value: Any) -> str:
-    if not isinstance(value, list):
-        return str(value)
-    return ", ".join(map(short, value[:4])) + ", ..." * (len(value) > 4) or "nothing"
+            values = [one.tried.get(name) for one in (old, new)]
+            a, b = (["nothing"] * len(old.scores) if v is None else v.tolist() for v in values)
+            first = next((i for i, value in enumerate(a) if value != b[i]), 0)
+            facts[f"{name} of trial {first}"] = (a[first], b[first])
+    return [f"{name}: {a} in the folder, {b} now" for name, (a, b) in facts.items() if a != b]
 
 
 def reported_by(report: Report) -> Report:
