@@ -601,7 +601,14 @@ def test_what_depends_on_the_number_of_examples_is_refused():
     two = torch.zeros(2, 6)
     refused("right for 2 to 3", Apply(lambda x: x if x.shape[0] > 3 else -x), two)
     refused("right for 4 or more", Apply(lambda x: x if x.shape[0] > 3 else -x), torch.zeros(5, 6))
-    refused("multiples of some number", Apply(lambda x: x if x.shape[0] % 2 == 0 else -x), two)
+    many = torch.zeros(20, 6)
+    refused("right for 12 or more", Apply(lambda x: x if x.shape[0] > 11 else -x), many)
+    for match, fun in {
+        r"with Eq\(Mod\(examples, 2\), 0\)": lambda x: x if x.shape[0] % 2 == 0 else -x,
+        r"with Ne\(examples, 7\)": lambda x: x if x.shape[0] != 7 else -x,
+        r"with examples\*\*2 > 50": lambda x: x if x.shape[0] ** 2 > 50 else -x,
+    }.items():
+        refused(match, Apply(fun), many)
     table = torch.arange(7.0)[:, None]
     refused("right for 2 to 7.*first axis", Apply(lambda x: x + table[: x.shape[0]]), two)
     apart = torch.zeros(3, 4, 7, 6)[..., :6, :]  # whose strides are looked at, and may be

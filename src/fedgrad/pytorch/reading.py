@@ -4,6 +4,7 @@ Nothing is imported from torch: its objects are looked at, and none of them stay
 """
 
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -88,12 +89,14 @@ def _require_any_number(module: Any, exported: Any) -> None:
     seen = []
     for symbol, numbers in exported.range_constraints.items():
         least, most = str(numbers.lower), str(numbers.upper)
-        if str(symbol) in rows and (least not in "012" or most.isdigit()):
+        if str(symbol) in rows and (least not in ("0", "1", "2") or most.isdigit()):
             seen.append(f"{least} to {most}" if most.isdigit() else f"{least} or more")
     known = [t.shape[0].node.shape_env for t in inputs if hasattr(t.shape[0], "node")]
     asked = [guard.expr for one in known for guard in one.guards]
-    if any("Mod(" in str(one) and {*map(str, one.free_symbols)} <= rows for one in asked):
-        seen.append("multiples of some number, or for others")
+    for one in asked:
+        named = {*map(str, one.free_symbols)}
+        if named and named <= rows:
+            seen.append(f"numbers with {re.sub('|'.join(named), 'examples', str(one))}")
     for shown in seen:
         raise ArgumentError.here(
             f"What {type(module).__name__} does depends on how many examples there are: with "
