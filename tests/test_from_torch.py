@@ -560,6 +560,30 @@ def test_no_derivative_goes_through_what_runs_under_no_grad():
     close(jax.grad(loss_of(model, as_jax(example)))(params), found)
 
 
+def test_no_grad_inside_of_autocast_is_refused():
+    """There torch.export forgets it; around it, it does not."""
+    grad, half = torch.no_grad, lambda on: torch.autocast("cpu", torch.bfloat16, enabled=on)
+
+    def run(outer, inner):
+        def fun(x):
+            with outer():
+                y = 2 * x
+                with inner():
+                    y = x * (x @ x.mT).sum()
+            return (x * y).float()
+
+        return Apply(fun)
+
+    for on in (True, False):
+        region = functools.partial(half, on)
+        refused(r"torch\.no_grad inside of torch\.autocast.*x\.detach\(\)", run(region, grad))
+        with half(True):  # around the conversion it means nothing
+            fg.from_torch(run(grad, grad), torch.zeros(2, 6))
+        _, model = fg.from_torch(run(grad, region), torch.zeros(2, 6))
+        x = jnp.ones((3, 6), jnp.float32)
+        assert (jax.grad(lambda x: model({}, x).sum())(x) == 54).all()
+
+
 def test_derivatives_that_a_module_takes_in_its_own_way_are_refused():
     """torch.export knows values alone: what else would be gradients of another function."""
     own = Straight.apply  # also where it is called by another name
@@ -594,7 +618,28 @@ def test_what_is_changed_under_no_grad_is_refused():
             x.clamp_(-1, 1)
         return x
 
-    refused(r"changes a value in place under torch\.no_grad \(torch_modules\.py:", Apply(small))
+    def zeroed(x):
+        x = 2 * x
+        with torch.no_grad():
+            x[:, 0] = 0
+        return x
+
+    def doubled(x):
+        x = 2 * x
+        with torch.no_grad():
+            x.split(3, 1)[1].mul_(2)
+        return x
+
+    def own(x):
+        with torch.no_grad():
+            y = 2 * x
+            y[:, 0] = 0
+        return x * y
+
+    changing = r"changes a value in place under torch\.no_grad \(torch_modules\.py:"
+    for fun in (small, zeroed, doubled):
+        refused(changing, Apply(fun))
+    fg.from_torch(Apply(own), torch.zeros(2, 6))
 
 
 def test_what_depends_on_the_number_of_examples_is_refused():

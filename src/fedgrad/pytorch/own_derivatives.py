@@ -7,6 +7,7 @@ Nothing is imported from torch here: whoever calls has it.
 """
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,15 +48,37 @@ def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
     def refused(*_: Any, **__: Any) -> Any:
         raise ArgumentError.here(f"{name} calls register_hook on a tensor. {_INSTEAD_OF_HOOKS}")
 
+    outer = _regions(torch)
+
+    class Grad(torch.overrides.TorchFunctionMode):
+        """Sees torch.no_grad inside of torch.autocast, of which the graph keeps the latter alone."""
+
+        def __torch_function__(self, fun: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            switched = fun is torch._C._set_grad_enabled and args[0] != torch.is_grad_enabled()
+            if switched and _regions(torch) > outer:
+                raise ArgumentError.here(
+                    f"{name} has torch.no_grad inside of torch.autocast, where torch.export "
+                    "forgets it: derivatives would go through. Write x.detach() there, or "
+                    "torch.no_grad around torch.autocast."
+                )
+            return fun(*args, **(kwargs or {}))
+
     before = module.register_forward_pre_hook(differentiated, prepend=True)
     after = module.register_forward_hook(look)
     was, torch.Tensor.register_hook = torch.Tensor.register_hook, refused
     try:
-        yield
+        with Grad():
+            yield
     finally:
         torch.Tensor.register_hook = was
         before.remove()
         after.remove()
+
+
+def _regions(torch: Any) -> int:
+    """Of how many torch.autocast this is inside; one that is switched off counts, too."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
 
 
 _INSTEAD_OF_HOOKS = (
@@ -102,6 +125,8 @@ def detach_without_grad(torch: Any, module: Any, exported: Any) -> None:
         graph = getattr(exported.graph_module, part.target).graph
         outside = dict(zip((n for n in graph.nodes if n.op == "placeholder"), given, strict=True))
         for inside in graph.nodes:
+            if _views(inside) and inside.args[0] in outside:  # what changes it changes that, too
+                outside[inside] = outside[inside.args[0]]
             changed = outside.get(inside.args[0]) if _changes(inside) else None
             if changed is not None and changed.name not in kept:  # these are refused as such
                 raise ArgumentError.here(
@@ -135,6 +160,14 @@ def _detached(torch: Any, graph: Any, node: Any) -> Any:
     found = graph.call_function(torch.ops.aten.detach.default, (node,))
     found.meta = dict(node.meta)
     return found
+
+
+def _views(node: Any) -> bool:
+    """Whether what a call returns is in the memory of its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    returns = [] if schema is None else schema.returns
+    one_of_several = node.target is operator.getitem
+    return one_of_several or any(one.alias_info is not None for one in returns)
 
 
 def _changes(node: Any) -> bool:
