@@ -15,6 +15,7 @@ torch = pytest.importorskip(
 )
 
 from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
 import fedgrad as fg  # noqa: E402
 from fedgrad.core.primitives import inner_jaxprs  # noqa: E402
@@ -769,3 +770,15 @@ def test_half_precision():
     moved = jax.tree.map(lambda p: p + 1, params)
     fg.into_torch(module, moved)
     assert module.weight.detach().float().numpy().tolist() == moved["weight"].astype(float).tolist()
+
+
+def test_a_mean_of_halves_has_room_for_their_sum():
+    x, far = (torch.full((300, 200), at, dtype=torch.float16) for at in (3.0, -30.0))
+    classes = torch.ones(300, dtype=torch.long)
+    mean = lambda x, y: F.mse_loss(x, y) + F.smooth_l1_loss(x, y)
+    _, model = fg.from_torch(Apply(mean), (x, far))
+    close(model({}, *as_jax((x, far))), as_jax(mean(x, far)))
+    weights = torch.full((200,), 500.0, dtype=torch.float16)
+    _, model = fg.from_torch(Apply(lambda x, y: F.cross_entropy(x, y, weights)), (x, classes))
+    found = model({}, *as_jax((x, classes)))  # which PyTorch has as NaN
+    assert found.dtype == jnp.float16 and abs(float(found) - np.log(200)) < 1e-2
