@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import dataclasses
 import functools
 
 import jax
@@ -539,6 +540,14 @@ def test_instance_norm_that_keeps_statistics_is_refused_in_training():
     fg.from_torch(norm.eval(), images)
 
 
+@dataclasses.dataclass
+class Scores:
+    scores: torch.Tensor
+
+
+torch.export.register_dataclass(Scores)
+
+
 def test_what_cannot_be_exported_is_refused():
     refused(r"changes its buffer 'calls'.*input and an output", Changing())
     refused(r"torch\.export cannot take.*x\.shape\[0\]", Apply(lambda x: x.view(len(x), 3, 2)))
@@ -546,6 +555,7 @@ def test_what_cannot_be_exported_is_refused():
     refused(r"write x\.detach\(\)", Apply(lambda x: x * (2 * x).data))
     refused(r"register_buffer", Apply(lambda x: x[:, :1] * torch.tensor([0.5] * 2000)))
     refused("Give a torch.nn.Module, got function", lambda x: x)
+    refused("returns a Scores, .*Return a dict or a tuple", Apply(Scores))
     refused("at least one example", nn.Linear(6, 2), torch.zeros(0, 6))
 
 
@@ -693,6 +703,8 @@ def test_arguments_that_do_not_fit_say_so():
     for match, args in {
         r"float32\[any, 6\], but got float32\[3, 5\]": (params, x[:, :5]),
         r"but got int32\[3, 6\]": (params, x.astype(jnp.int32)),
+        r"but got complex64\[3, 6\]": (params, x.astype(jnp.complex64)),
+        r"but got key<fry>\[3, 6\]": (params, jax.random.split(jax.random.key(0), (3, 6))),
         r"but got \(float32\[3, 6\], float32\[3, 6\]\)": (params, x, x),
         "no 'bias' in": ({"weight": params["weight"]}, x),
         r"jax\.vmap": (jax.tree.map(lambda p: jnp.stack([p, p]), params), x),
@@ -722,6 +734,13 @@ def test_whole_numbers_are_computed_with_as_those_of_the_example():
     _, model = fg.from_torch(Apply(lambda x, m: x.masked_fill(~m, 0)), (TOKENS, TOKENS > 3))
     with pytest.raises(fg.ArgumentError, match=r"converted for .*bool\[any, 5\], but got int64"):
         model({}, TOKENS.numpy(), TOKENS.numpy())  # of which ~ is no mask
+    for given, example in {"int64": "int32", "int32": "int64", "uint8": "int16"}.items():
+        small = TOKENS.to(getattr(torch, example))
+        _, model = fg.from_torch(Apply(lambda t: t + 1), small)
+        close(model({}, TOKENS.numpy().astype(given)), as_jax(small + 1))
+    _, model = fg.from_torch(Apply(lambda t: t + 1), TOKENS.to(torch.uint8))
+    with pytest.raises(fg.ArgumentError, match=r"int32\[1, 5\], of which uint8 .*astype\('uint8'\)"):
+        model({}, np.full((1, 5), 300, np.int32))  # 44 of an uint8
 
 
 def test_a_place_that_there_is_not_has_no_number():

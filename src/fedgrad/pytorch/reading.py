@@ -37,7 +37,7 @@ def read(
         inputs=_inputs(exported),
         constants=_constants(exported),
         calls=tuple(_calls(_live(exported.graph), table, name)),
-        outputs=_outputs(exported),
+        outputs=_outputs(module, exported),
     )
     _require_computed(model, params, exported)
     return params, model
@@ -187,10 +187,17 @@ def _inputs(exported: Any) -> tuple[Any, ...]:
     return tuple(args)
 
 
-def _outputs(exported: Any) -> Any:
+def _outputs(module: Any, exported: Any) -> Any:
     (output,) = [node for node in exported.graph.nodes if node.op == "output"]
     leaves = [_argument(leaf) for leaf in output.args[0]]
-    return exported.call_spec.out_spec.unflatten(leaves)
+    tree = exported.call_spec.out_spec.unflatten(leaves)
+    seen = jax.tree.leaves(tree)
+    if any(isinstance(leaf, Ref) and leaf not in seen for leaf in leaves):
+        raise ArgumentError.here(
+            f"{type(module).__name__} returns a {type(tree).__name__}, or something with such in "
+            "it, which JAX does not look into. Return a dict or a tuple."
+        )
+    return tree
 
 
 def _live(graph: Any) -> list[Any]:
@@ -223,13 +230,13 @@ def _calls(nodes: list[Any], table: Mapping[str, Callable[..., Any]], name: str)
             node.target if _is_python(node) else table[_name(node)],
             args,
             kwargs,
-            *_kind(node.meta["val"]),
+            *_dtype_and_shape(node.meta["val"]),
             draws is not None and draws(*args, **kwargs),
             where(node),
         )
 
 
-def _kind(value: Any) -> tuple[Any, tuple[int | None, ...]]:
+def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int | None, ...]]:
     """The dtype of a tensor, and its shape where that is always the same."""
     if not hasattr(value, "dtype"):
         return None, ()
