@@ -1,9 +1,11 @@
 """Modules of PyTorch in JAX: every module through every law, and what is refused."""
 
 import collections
+import concurrent.futures
 import copy
 import dataclasses
 import functools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -613,11 +615,45 @@ def test_derivatives_that_a_module_takes_in_its_own_way_are_refused():
     hook = module[0].weight.register_hook(lambda slope: slope / 2)
     refused(r"a hook on gradients, of its parameter '0\.weight'", module)
     hook.remove()
+    hook = module[0].weight.register_post_accumulate_grad_hook(lambda p: None)
+    refused(r"a hook on gradients, of its parameter '0\.weight'", module)
+    hook.remove()
     hook = module[0].register_full_backward_hook(lambda *_: None)
     refused(r"a hook on gradients, of its part '0'", module)
     hook.remove()
     fg.from_torch(module, torch.zeros(2, 6))
     assert not module._forward_hooks and not module._forward_pre_hooks
+
+
+def test_an_operation_of_torch_library_with_a_derivative_is_one_that_operations_names():
+    twice = torch.library.custom_op("fedgrad::twice", lambda x: 2 * x, mutates_args=(), schema=TWICE)
+    twice.register_fake(torch.empty_like)
+    twice.register_autograd(lambda _, slope: 2 * slope)
+    refused(r"does not know:\n  fedgrad\.twice\.default", Apply(twice))
+    known = {"fedgrad.twice.default": lambda x: 2 * x}
+    _, model = fg.from_torch(Apply(twice), torch.zeros(2, 6), operations=known)
+    assert (jax.grad(lambda x: model({}, x).sum())(jnp.ones((3, 6), jnp.float32)) == 2).all()
+
+
+TWICE = "(Tensor x) -> Tensor"
+
+
+def test_threads_convert_one_at_a_time_and_leave_nothing_behind():
+    own = torch.Tensor.register_hook
+
+    def hooked():
+        torch.ones(2, requires_grad=True).mul(2).register_hook(lambda slope: slope)
+
+    def slow(x):
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            other.submit(hooked).result()  # what another thread does is its own
+        time.sleep(0.05)
+        return 2 * x
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        found = pool.map(lambda _: fg.from_torch(Apply(slow), torch.zeros(2, 6))[1], range(6))
+    assert {model({}, jnp.ones((3, 6), jnp.float32)).shape for model in found} == {(3, 6)}
+    assert torch.Tensor.register_hook is own and torch.backends.mha.get_fastpath_enabled()
 
 
 def test_what_is_changed_under_no_grad_is_refused():
@@ -726,6 +762,14 @@ def test_an_input_may_be_left_out():
     close(model({}, as_jax(x), None, as_jax(scale)), as_jax(x * scale))
     with pytest.raises(fg.ArgumentError, match="was converted for inputs like"):
         model({}, as_jax(x), as_jax(x), as_jax(scale))
+
+
+def test_the_order_of_a_dict_is_that_of_the_example():
+    parts = {"b": numbers(3, 2), "a": numbers(3, 1) + 9}
+    joined = lambda parts: torch.cat(list(parts.values()), 1)
+    _, model = fg.from_torch(Apply(joined), (parts,))
+    close(model({}, as_jax(parts)), as_jax(joined(parts)))
+    close(model({}, as_jax(dict(sorted(parts.items())))), as_jax(joined(parts)))
 
 
 def test_whole_numbers_are_computed_with_as_those_of_the_example():

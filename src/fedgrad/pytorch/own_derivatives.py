@@ -8,6 +8,7 @@ Nothing is imported from torch here: whoever calls has it.
 
 import contextlib
 import operator
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,8 @@ def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
             # Of a copy: a module may change what it is given, but not what is differentiated by.
             return x.requires_grad_().clone() if x.is_floating_point() else x
 
-        return jax.tree.map(one, inputs)
+        # Not of jax.tree, which sorts a dict: its order may matter to the module.
+        return torch.utils._pytree.tree_map_only(torch.Tensor, one, inputs)
 
     def look(_: Any, __: Any, outputs: Any) -> None:
         tensors = [x for x in jax.tree.leaves(outputs) if isinstance(x, torch.Tensor)]
@@ -45,7 +47,11 @@ def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
                 "is a * x + ((1 - a) * x).detach(), a checkpoint has use_reentrant=False."
             )
 
-    def refused(*_: Any, **__: Any) -> Any:
+    was, here = torch.Tensor.register_hook, threading.get_ident()
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != here:  # which trains something meanwhile
+            return was(*args, **kwargs)
         raise ArgumentError.here(f"{name} calls register_hook on a tensor. {_INSTEAD_OF_HOOKS}")
 
     outer = _regions(torch)
@@ -65,7 +71,7 @@ def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
 
     before = module.register_forward_pre_hook(differentiated, prepend=True)
     after = module.register_forward_hook(look)
-    was, torch.Tensor.register_hook = torch.Tensor.register_hook, refused
+    torch.Tensor.register_hook = refused
     try:
         with Grad():
             yield
@@ -89,7 +95,10 @@ _INSTEAD_OF_HOOKS = (
 
 def _require_no_hooks(module: Any) -> None:
     name = type(module).__name__
-    own = {f"its parameter {n!r}": [p._backward_hooks] for n, p in module.named_parameters()}
+    own = {
+        f"its parameter {n!r}": [p._backward_hooks, p._post_accumulate_grad_hooks]
+        for n, p in module.named_parameters()
+    }
     for n, part in module.named_modules():
         kind = f"its part {n!r}" if n else "it"
         own[kind] = [part._backward_hooks, part._backward_pre_hooks]
@@ -109,8 +118,10 @@ def _own_functions(left: list[Any]) -> Iterator[Any]:
             continue
         seen.add(node)
         left += [before for before, _ in node.next_functions]
-        if hasattr(node, "_forward_cls"):
-            yield node._forward_cls
+        own = getattr(node, "_forward_cls", None)
+        # An operation of torch.library is one in the graph, too: operations= says what it is.
+        if own is not None and not own.__name__.startswith("GeneratedBackwardFor_"):
+            yield own
 
 
 def detach_without_grad(torch: Any, module: Any, exported: Any) -> None:
