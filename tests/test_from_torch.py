@@ -533,7 +533,7 @@ def test_what_is_known_but_not_in_this_way_is_refused_at_conversion_too():
 def test_batch_norm_in_training_is_refused(norm):
     refused(r"BatchNorm in training mode.*GroupNorm.*module\.eval\(\)", nn.Sequential(norm))
     alone = nn.BatchNorm1d(6, track_running_stats=False).eval()
-    refused("or without running statistics", nn.Sequential(alone))
+    refused("or without .*if it has running statistics, keep them", nn.Sequential(alone))
 
 
 def test_instance_norm_that_keeps_statistics_is_refused_in_training():
@@ -626,16 +626,16 @@ def test_derivatives_that_a_module_takes_in_its_own_way_are_refused():
 
 
 def test_an_operation_of_torch_library_with_a_derivative_is_one_that_operations_names():
-    twice = torch.library.custom_op("fedgrad::twice", lambda x: 2 * x, mutates_args=(), schema=TWICE)
+    schema = "(Tensor x) -> Tensor"
+    twice = torch.library.custom_op(
+        "fedgrad::twice", lambda x: 2 * x, mutates_args=(), schema=schema
+    )
     twice.register_fake(torch.empty_like)
     twice.register_autograd(lambda _, slope: 2 * slope)
     refused(r"does not know:\n  fedgrad\.twice\.default", Apply(twice))
     known = {"fedgrad.twice.default": lambda x: 2 * x}
     _, model = fg.from_torch(Apply(twice), torch.zeros(2, 6), operations=known)
     assert (jax.grad(lambda x: model({}, x).sum())(jnp.ones((3, 6), jnp.float32)) == 2).all()
-
-
-TWICE = "(Tensor x) -> Tensor"
 
 
 def test_threads_convert_one_at_a_time_and_leave_nothing_behind():
@@ -783,7 +783,9 @@ def test_whole_numbers_are_computed_with_as_those_of_the_example():
         _, model = fg.from_torch(Apply(lambda t: t + 1), small)
         close(model({}, TOKENS.numpy().astype(given)), as_jax(small + 1))
     _, model = fg.from_torch(Apply(lambda t: t + 1), TOKENS.to(torch.uint8))
-    with pytest.raises(fg.ArgumentError, match=r"int32\[1, 5\], of which uint8 .*astype\('uint8'\)"):
+    with pytest.raises(
+        fg.ArgumentError, match=r"int32\[1, 5\], of which uint8 .*astype\('uint8'\)"
+    ):
         model({}, np.full((1, 5), 300, np.int32))  # 44 of an uint8
 
 

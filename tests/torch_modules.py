@@ -563,7 +563,8 @@ FUNCTIONS = {
         (X, TOKENS),
     ),
     "chosen from more": (
-        lambda x, t: x.gather(1, t[:2] % 6)[:, None] + x.gather(0, t[:1] % 2), (numbers(3, 6), TOKENS)
+        lambda x, t: x.gather(1, t[:2] % 6)[:, None] + x.gather(0, t[:1] % 2),
+        (numbers(3, 6), TOKENS),
     ),
     "repeated": (lambda x: x.repeat(1, 2, 1) + x.repeat_interleave(2, 1), X),
     "rolled": (lambda x: x.roll((1, 2), (1, 2)) + x.roll(0, 1), X),

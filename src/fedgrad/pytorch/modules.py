@@ -56,8 +56,11 @@ def from_torch(
 
     Parameters with `requires_grad=False` and buffers are in `params` too, but no derivative goes
     through them. What does not work is refused here, by name: BatchNorm in training mode, modules
-    that change their buffers, and operations that are not known. `operations` says what those are:
-    functions in JAX by their names, `{"aten.erfinv.default": jax.scipy.special.erfinv}`.
+    that change their buffers, that do something else for another number of examples or that say
+    themselves what their gradients are (a `torch.autograd.Function`, hooks, `torch.no_grad` inside
+    of `torch.autocast` or around a change in place), and operations that are not known.
+    `operations` says what those are: functions in JAX by their names,
+    `{"aten.erfinv.default": jax.scipy.special.erfinv}`.
     """
     torch = _torch("fg.from_torch")
     _require_module(torch, module)

@@ -57,7 +57,7 @@ def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
     outer = _regions(torch)
 
     class Grad(torch.overrides.TorchFunctionMode):
-        """Sees torch.no_grad inside of torch.autocast, of which the graph keeps the latter alone."""
+        """Sees torch.no_grad inside of torch.autocast: the graph keeps the latter alone."""
 
         def __torch_function__(self, fun: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             switched = fun is torch._C._set_grad_enabled and args[0] != torch.is_grad_enabled()

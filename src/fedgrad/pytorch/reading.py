@@ -61,8 +61,8 @@ def _require_pure(module: Any, exported: Any) -> None:
                 f"{name} has BatchNorm in training mode ({where(node)}), or without running "
                 "statistics: it normalises by the other examples of a client's batch and changes "
                 "running statistics, which are not parameters: they would never be averaged. Use "
-                "torch.nn.GroupNorm, which needs neither, or keep the statistics as they are: "
-                "module.eval()."
+                "torch.nn.GroupNorm, which needs neither; or, if it has running statistics, keep "
+                "them as they are: module.eval()."
             )
         if "instance_norm" in target and node.args[3] is not None and node.args[5]:
             raise ArgumentError.here(
