@@ -562,6 +562,10 @@ FUNCTIONS = {
         + x.gather(2, t[:, :1, None] % 6) * x.gather(1, t[:, :3, None] % 4),
         (X, TOKENS),
     ),
+    "chosen from more": (
+        lambda x, t: x.gather(1, t[:2] % 6)[:, None] + x.gather(0, t[:1] % 2),
+        (numbers(3, 6), TOKENS),
+    ),
     "repeated": (lambda x: x.repeat(1, 2, 1) + x.repeat_interleave(2, 1), X),
     "rolled": (lambda x: x.roll((1, 2), (1, 2)) + x.roll(0, 1), X),
     "padded": (
@@ -705,7 +709,8 @@ FUNCTIONS = {
         + F.l1_loss(x, y) + F.smooth_l1_loss(x, y, beta=0.5) + F.smooth_l1_loss(x, y, beta=0.0)
         + F.huber_loss(x, y, reduction="sum", delta=0.7)
         + F.kl_div(x.log_softmax(2), y.softmax(2), reduction="batchmean")
-        + F.kl_div(x.log_softmax(2), y.detach().relu(), reduction="sum"),
+        + F.kl_div(x.log_softmax(2), y.detach().relu(), reduction="sum")
+        + torch.xlogy(0 * x.detach(), 1 / (0 * y.detach().abs())).sum(),
         (X, Y),
     ),
     "losses of logits": (

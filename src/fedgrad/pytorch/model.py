@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedgrad.core.errors import ArgumentError, FederatedError, nearest
 from fedgrad.core.primitives import promoting
@@ -128,6 +129,14 @@ class Model:
                     f"{_shown(value)}. Any number of examples will do, along the first axis; for "
                     "another shape or kind of number, convert it with such an example."
                 )
+            if kinds[0] is jnp.integer and not _holds(one.dtype, value.dtype):
+                kind = jnp.dtype(one.dtype).name
+                raise ArgumentError.here(
+                    f"{self.name} was converted for {one.name}: {_shown(one)}, but got "
+                    f"{_shown(value)}, of which {kind} does not hold every number. If it holds "
+                    f"yours, say so: x.astype({kind!r}); else convert it with an example of "
+                    f"{value.dtype.name}."
+                )
             if len(rows) > 1:
                 raise ArgumentError.here(
                     f"{self.name} got inputs of different numbers of examples: {_like(given)}."
@@ -166,8 +175,16 @@ class Model:
 
 
 def _kind(dtype: Any) -> Any:
-    """What an input may be in place of another: a mask of whole numbers is none of booleans."""
-    return next(k for k in (jnp.inexact, jnp.integer, jnp.bool_) if jnp.issubdtype(dtype, k))
+    """What an input may be in place of another: a mask of whole numbers is none of booleans. None
+    if it has no numbers."""
+    kinds = (jnp.complexfloating, jnp.floating, jnp.integer, jnp.bool_)
+    return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), None)
+
+
+def _holds(wanted: Any, given: Any) -> bool:
+    """Whether whole numbers stay what they are. Tokens are int32 or int64, as JAX is set."""
+    tokens = (wanted, given) == (jnp.int32, jnp.int64)
+    return tokens or np.can_cast(given, wanted)
 
 
 @contextlib.contextmanager
@@ -212,7 +229,7 @@ def _filled(tree: Any, env: Mapping[str, Any]) -> Any:
 def _shown(array: Any) -> str:
     if isinstance(array, Input):
         return f"{jnp.dtype(array.dtype).name}[any, {', '.join(map(str, array.shape))}]"
-    return f"{jnp.dtype(array.dtype).name}[{', '.join(map(str, array.shape))}]"
+    return f"{array.dtype.name}[{', '.join(map(str, array.shape))}]"  # may be that of keys
 
 
 def _like(inputs: tuple[Any, ...]) -> str:

@@ -7,6 +7,7 @@ once, and what runs afterwards is JAX alone.
 import contextlib
 import io
 import logging
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -32,6 +33,8 @@ from fedgrad.pytorch.own_derivatives import (
 )
 from fedgrad.pytorch.reading import KNOWN, read
 
+_ONE_AT_A_TIME = threading.RLock()  # a conversion switches what is PyTorch's own, and back
+
 
 @known_arguments()
 def from_torch(
@@ -53,14 +56,18 @@ def from_torch(
 
     Parameters with `requires_grad=False` and buffers are in `params` too, but no derivative goes
     through them. What does not work is refused here, by name: BatchNorm in training mode, modules
-    that change their buffers, and operations that are not known. `operations` says what those are:
-    functions in JAX by their names, `{"aten.erfinv.default": jax.scipy.special.erfinv}`.
+    that change their buffers, that do something else for another number of examples or that say
+    themselves what their gradients are (a `torch.autograd.Function`, hooks, `torch.no_grad` inside
+    of `torch.autocast` or around a change in place), and operations that are not known.
+    `operations` says what those are: functions in JAX by their names,
+    `{"aten.erfinv.default": jax.scipy.special.erfinv}`.
     """
     torch = _torch("fg.from_torch")
     _require_module(torch, module)
     inputs = example if isinstance(example, tuple) else (example,)
     known = {*KNOWN, *operations}
-    exported = _exported(torch, module, _examples(torch, inputs), known)
+    with _ONE_AT_A_TIME:
+        exported = _exported(torch, module, _examples(torch, inputs), known)
     return read(module, exported, operations)
 
 
@@ -109,6 +116,8 @@ def _require_module(torch: Any, module: Any) -> None:
 
 def _examples(torch: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     def one(x: Any) -> Any:
+        if x is None:  # an input that is left out
+            return None
         tensor = torch.as_tensor(x if isinstance(x, torch.Tensor) else np.asarray(x))
         if not tensor.ndim or not len(tensor):
             raise ArgumentError.here(
@@ -118,7 +127,8 @@ def _examples(torch: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         # A size of 1 would be taken for a fact about the module, and not for a batch of one.
         return torch.cat([tensor, tensor]) if len(tensor) == 1 else tensor
 
-    return jax.tree.map(one, inputs)
+    # Not of jax.tree, which sorts a dict: its order may matter to the module.
+    return tuple(torch.utils._pytree.tree_map(one, inputs))
 
 
 def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], known: Collection[str]) -> Any:

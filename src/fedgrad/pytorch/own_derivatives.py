@@ -7,6 +7,8 @@ Nothing is imported from torch here: whoever calls has it.
 """
 
 import contextlib
+import operator
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +34,8 @@ def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
             # Of a copy: a module may change what it is given, but not what is differentiated by.
             return x.requires_grad_().clone() if x.is_floating_point() else x
 
-        return jax.tree.map(one, inputs)
+        # Not of jax.tree, which sorts a dict: its order may matter to the module.
+        return torch.utils._pytree.tree_map_only(torch.Tensor, one, inputs)
 
     def look(_: Any, __: Any, outputs: Any) -> None:
         tensors = [x for x in jax.tree.leaves(outputs) if isinstance(x, torch.Tensor)]
@@ -44,18 +47,44 @@ def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
                 "is a * x + ((1 - a) * x).detach(), a checkpoint has use_reentrant=False."
             )
 
-    def refused(*_: Any, **__: Any) -> Any:
+    was, here = torch.Tensor.register_hook, threading.get_ident()
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != here:  # which trains something meanwhile
+            return was(*args, **kwargs)
         raise ArgumentError.here(f"{name} calls register_hook on a tensor. {_INSTEAD_OF_HOOKS}")
+
+    outer = _regions(torch)
+
+    class Grad(torch.overrides.TorchFunctionMode):
+        """Sees torch.no_grad inside of torch.autocast: the graph keeps the latter alone."""
+
+        def __torch_function__(self, fun: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            switched = fun is torch._C._set_grad_enabled and args[0] != torch.is_grad_enabled()
+            if switched and _regions(torch) > outer:
+                raise ArgumentError.here(
+                    f"{name} has torch.no_grad inside of torch.autocast, where torch.export "
+                    "forgets it: derivatives would go through. Write x.detach() there, or "
+                    "torch.no_grad around torch.autocast."
+                )
+            return fun(*args, **(kwargs or {}))
 
     before = module.register_forward_pre_hook(differentiated, prepend=True)
     after = module.register_forward_hook(look)
-    was, torch.Tensor.register_hook = torch.Tensor.register_hook, refused
+    torch.Tensor.register_hook = refused
     try:
-        yield
+        with Grad():
+            yield
     finally:
         torch.Tensor.register_hook = was
         before.remove()
         after.remove()
+
+
+def _regions(torch: Any) -> int:
+    """Of how many torch.autocast this is inside; one that is switched off counts, too."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
 
 
 _INSTEAD_OF_HOOKS = (
@@ -66,7 +95,10 @@ _INSTEAD_OF_HOOKS = (
 
 def _require_no_hooks(module: Any) -> None:
     name = type(module).__name__
-    own = {f"its parameter {n!r}": [p._backward_hooks] for n, p in module.named_parameters()}
+    own = {
+        f"its parameter {n!r}": [p._backward_hooks, p._post_accumulate_grad_hooks]
+        for n, p in module.named_parameters()
+    }
     for n, part in module.named_modules():
         kind = f"its part {n!r}" if n else "it"
         own[kind] = [part._backward_hooks, part._backward_pre_hooks]
@@ -86,8 +118,10 @@ def _own_functions(left: list[Any]) -> Iterator[Any]:
             continue
         seen.add(node)
         left += [before for before, _ in node.next_functions]
-        if hasattr(node, "_forward_cls"):
-            yield node._forward_cls
+        own = getattr(node, "_forward_cls", None)
+        # An operation of torch.library is one in the graph, too: operations= says what it is.
+        if own is not None and not own.__name__.startswith("GeneratedBackwardFor_"):
+            yield own
 
 
 def detach_without_grad(torch: Any, module: Any, exported: Any) -> None:
@@ -102,6 +136,8 @@ def detach_without_grad(torch: Any, module: Any, exported: Any) -> None:
         graph = getattr(exported.graph_module, part.target).graph
         outside = dict(zip((n for n in graph.nodes if n.op == "placeholder"), given, strict=True))
         for inside in graph.nodes:
+            if _views(inside) and inside.args[0] in outside:  # what changes it changes that, too
+                outside[inside] = outside[inside.args[0]]
             changed = outside.get(inside.args[0]) if _changes(inside) else None
             if changed is not None and changed.name not in kept:  # these are refused as such
                 raise ArgumentError.here(
@@ -135,6 +171,14 @@ def _detached(torch: Any, graph: Any, node: Any) -> Any:
     found = graph.call_function(torch.ops.aten.detach.default, (node,))
     found.meta = dict(node.meta)
     return found
+
+
+def _views(node: Any) -> bool:
+    """Whether what a call returns is in the memory of its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    returns = [] if schema is None else schema.returns
+    one_of_several = node.target is operator.getitem
+    return one_of_several or any(one.alias_info is not None for one in returns)
 
 
 def _changes(node: Any) -> bool:

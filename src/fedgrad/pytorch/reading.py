@@ -4,6 +4,7 @@ Nothing is imported from torch: its objects are looked at, and none of them stay
 """
 
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ def read(
         inputs=_inputs(exported),
         constants=_constants(exported),
         calls=tuple(_calls(_live(exported.graph), table, name)),
-        outputs=_outputs(exported),
+        outputs=_outputs(module, exported),
     )
     _require_computed(model, params, exported)
     return params, model
@@ -60,8 +61,8 @@ def _require_pure(module: Any, exported: Any) -> None:
                 f"{name} has BatchNorm in training mode ({where(node)}), or without running "
                 "statistics: it normalises by the other examples of a client's batch and changes "
                 "running statistics, which are not parameters: they would never be averaged. Use "
-                "torch.nn.GroupNorm, which needs neither, or keep the statistics as they are: "
-                "module.eval()."
+                "torch.nn.GroupNorm, which needs neither; or, if it has running statistics, keep "
+                "them as they are: module.eval()."
             )
         if "instance_norm" in target and node.args[3] is not None and node.args[5]:
             raise ArgumentError.here(
@@ -88,12 +89,15 @@ def _require_any_number(module: Any, exported: Any) -> None:
     seen = []
     for symbol, numbers in exported.range_constraints.items():
         least, most = str(numbers.lower), str(numbers.upper)
-        if str(symbol) in rows and (least not in "012" or most.isdigit()):
+        if str(symbol) in rows and (least not in ("0", "1", "2") or most.isdigit()):
             seen.append(f"{least} to {most}" if most.isdigit() else f"{least} or more")
     known = [t.shape[0].node.shape_env for t in inputs if hasattr(t.shape[0], "node")]
     asked = [guard.expr for one in known for guard in one.guards]
-    if any("Mod(" in str(one) and {*map(str, one.free_symbols)} <= rows for one in asked):
-        seen.append("multiples of some number, or for others")
+    for one in asked:
+        named = sorted(one.free_symbols, key=str)
+        alike = str(one.subs({symbol: named[0] for symbol in named}))  # all inputs have as many
+        if named and {*map(str, named)} <= rows and alike != "True":
+            seen.append(f"numbers with {re.sub('|'.join(map(str, named)), 'examples', str(one))}")
     for shown in seen:
         raise ArgumentError.here(
             f"What {type(module).__name__} does depends on how many examples there are: with "
@@ -183,10 +187,17 @@ def _inputs(exported: Any) -> tuple[Any, ...]:
     return tuple(args)
 
 
-def _outputs(exported: Any) -> Any:
+def _outputs(module: Any, exported: Any) -> Any:
     (output,) = [node for node in exported.graph.nodes if node.op == "output"]
     leaves = [_argument(leaf) for leaf in output.args[0]]
-    return exported.call_spec.out_spec.unflatten(leaves)
+    tree = exported.call_spec.out_spec.unflatten(leaves)
+    seen = jax.tree.leaves(tree)
+    if any(isinstance(leaf, Ref) and leaf not in seen for leaf in leaves):
+        raise ArgumentError.here(
+            f"{type(module).__name__} returns a {type(tree).__name__}, or something with such in "
+            "it, which JAX does not look into. Return a dict or a tuple."
+        )
+    return tree
 
 
 def _live(graph: Any) -> list[Any]:
@@ -219,13 +230,13 @@ def _calls(nodes: list[Any], table: Mapping[str, Callable[..., Any]], name: str)
             node.target if _is_python(node) else table[_name(node)],
             args,
             kwargs,
-            *_kind(node.meta["val"]),
+            *_dtype_and_shape(node.meta["val"]),
             draws is not None and draws(*args, **kwargs),
             where(node),
         )
 
 
-def _kind(value: Any) -> tuple[Any, tuple[int | None, ...]]:
+def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int | None, ...]]:
     """The dtype of a tensor, and its shape where that is always the same."""
     if not hasattr(value, "dtype"):
         return None, ()

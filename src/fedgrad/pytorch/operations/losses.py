@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.pytorch.operations.pointwise import absolute
-from fedgrad.pytorch.operations.shapes import taken
+from fedgrad.pytorch.operations.shapes import places_of, taken
 
 MEAN, SUM = 1, 2  # how PyTorch writes what becomes of the losses; 0 is nothing
 
@@ -15,9 +15,16 @@ MEAN, SUM = 1, 2  # how PyTorch writes what becomes of the losses; 0 is nothing
 def _reduced(losses: Any, reduction: int, total: Any = None) -> Any:
     if reduction == SUM:
         return jnp.sum(losses)
+    if reduction == MEAN and total is None:
+        return jnp.mean(losses)
     if reduction == MEAN:
-        return jnp.sum(losses) / (losses.size if total is None else total)
+        return _sum(losses) / total  # the quotient has room, where the sum of halves has none
     return losses
+
+
+def _sum(x: Any) -> Any:
+    """In float32 at least."""
+    return jnp.sum(x, dtype=jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _of_classes(
@@ -27,12 +34,11 @@ def _of_classes(
     axis = 0 if x.ndim == 1 else 1
     counts = target != ignore_index
     places = jnp.where(counts, target, 0)
-    inside = (places >= 0) & (places < x.shape[axis])  # what is no class has a loss of NaN
-    at = jnp.expand_dims(jnp.where(inside, places, x.shape[axis]), axis)
+    at = jnp.expand_dims(places_of(x, places, axis), axis)  # what is no class has a loss of NaN
     found = -jnp.squeeze(jnp.take_along_axis(x, at, axis), axis)
     weights = jnp.ones(places.shape, x.dtype) if weight is None else taken(weight, places, 0)
     weights = jnp.where(counts, weights, 0)
-    total = jnp.sum(weights)
+    total = _sum(weights)
     return _reduced(jnp.where(counts, found * weights, 0), reduction, total), total
 
 
@@ -64,7 +70,7 @@ def _of_logits(
 
 def _xlogy(x: Any, y: Any) -> Any:
     """x * log(y), which is 0 where x is."""
-    none = (x == 0) & (y <= 0)
+    none = (x == 0) & ((y <= 0) | jnp.isinf(y))
     return jnp.where(none, 0, x * jnp.log(jnp.where(none, 1, y)))
 
 

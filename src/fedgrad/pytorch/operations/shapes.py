@@ -58,20 +58,23 @@ def _repeat(x: Any, repeats: Sequence[Any]) -> Any:
     return jnp.tile(x, repeats)
 
 
+def places_of(x: Any, indices: Any, dim: int) -> Any:
+    """The indices along an axis; one below 0 is no place, and does not count from the end."""
+    return jnp.where(indices < 0, x.shape[dim], indices)
+
+
 def taken(x: Any, indices: Any, dim: int) -> Any:
-    """What is at these places along an axis. Where there is none, which PyTorch refuses, it is NaN:
-    a place below 0, too, does not count from the end."""
-    at = jnp.where(indices < 0, x.shape[dim], indices)
-    return jnp.take(x, at, axis=dim)
+    """What is at these places along an axis. Where there is none, which PyTorch refuses, it is NaN,
+    or of whole numbers, which have no NaN, the least there is (of unsigned ones the largest)."""
+    return jnp.take(x, places_of(x, indices, dim), axis=dim)
 
 
 def _gather(x: Any, dim: int, index: Any, **_: Any) -> Any:
     """Along one axis by places; along the others the first ones, for which there are places."""
-    for axis in range(1, x.ndim):
+    for axis in range(x.ndim):
         if axis != dim % x.ndim:
             x = _slice(x, axis, 0, index.shape[axis])
-    at = jnp.where(index < 0, x.shape[dim], index)
-    return jnp.take_along_axis(x, at, dim)
+    return jnp.take_along_axis(x, places_of(x, index, dim), dim)
 
 
 def _index(x: Any, indices: Sequence[Any]) -> Any:
