@@ -82,8 +82,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         free += [f"algorithm.{name}" for name in more]
     if "fixed" not in then:
         free.append("fixed")
-    same = old.get("algorithm.program") == new.get("algorithm.program") is not None
-    if same:
+    if old.get("algorithm.program", "") == new.get("algorithm.program"):
         # What optax has made is told by what is inside, which another version may call otherwise.
         free += [name for name in new if name.endswith(".optimizer")]
     found = [
