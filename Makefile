@@ -8,7 +8,7 @@ EXTRAS ?= dev
 WITH ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-torch lint bench notebooks docs docs-serve build clean clean-all
+.PHONY: help demo test test-torch lint size bench notebooks docs docs-serve build clean clean-all
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test       run the tests             (ARGS='-k ragged' for some of them; PYTHON=python3.13)"
 	@echo "make test-torch run the tests that need PyTorch, in an environment of their own, .venv-torch"
 	@echo "make lint       check style, format and types"
+	@echo "make size       count code lines per room, longest files and functions (ARGS='--since HEAD~5')"
 	@echo "make bench      run the benchmarks        (ARGS=... is handed on)"
 	@echo "make notebooks  run the notebooks and store what they show"
 	@echo "make docs       the documentation as a site, in out/site"
@@ -43,6 +44,9 @@ lint: $(READY)
 	@echo "ruff check" && $(PY) -m ruff check
 	@echo "ruff format --check" && $(PY) -m ruff format --check
 	@echo "mypy" && $(PY) -m mypy
+
+size:
+	@$(PYTHON) tests/size.py $(ARGS)
 
 bench: $(READY)
 	@$(PY) -m benchmarks $(ARGS)

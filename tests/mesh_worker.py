@@ -10,6 +10,7 @@ import pickle
 import re
 import sys
 import traceback
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -183,9 +184,10 @@ def after_training(w, data):
     return jnp.sum(train(w, data)[0] ** 2)
 
 
-def own_population():
+def own_population(clients=None):
     """The same clients; each process brings some of them, unevenly."""
-    mine = CLIENTS if ALONE else (CLIENTS[:6], CLIENTS[6:])[NUMBER]
+    clients = CLIENTS if clients is None else clients
+    mine = clients if ALONE else (clients[:6], clients[6:])[NUMBER]
     return MESH.population(mine)
 
 
@@ -216,6 +218,19 @@ def derivatives_with_clients_of_different_sizes():
             assert_same(jax.tree.map(to_host, found), wanted, rtol=1e-8)
 
 
+@check
+def nobody_reads_bad_data_of_clients_who_take_no_part():
+    """In empty seats neither, whose rows are whatever is there on the device."""
+    chosen, found = [2, 11], []
+    for bad in (1.0, np.nan):
+        factor = [1.0 if i in chosen else bad for i in range(len(CLIENTS))]
+        clients = [{**c, "x": c["x"] * f} for c, f in zip(CLIENTS, factor, strict=True)]
+        cohort = own_population(clients).select(chosen)
+        slopes = fg.grad(after_training).on(MESH), jax.grad(after_training.on(MESH))
+        found.append([to_host(f(W, cohort)) for f in (after_training.on(MESH), *slopes)])
+    assert_same(found[1], found[0])
+
+
 @check(alone=False)
 def training_runs_unchanged():
     """`fit` of a self-tuning algorithm, with each example on one device."""
@@ -236,6 +251,28 @@ def training_runs_unchanged():
     rates = [np.asarray(r.hyper["server"]["learning_rate"]) for r in (found, wanted)]
     assert_same(*rates)
     assert rates[0] != 1  # it has learned
+
+
+@check(alone=False)
+def a_run_goes_on_from_one_folder():
+    """Which the first process writes, and all of them read: docs/mesh.md."""
+
+    def loss(w, batch):
+        return (batch["x"] @ w - batch["y"] / 100) ** 2
+
+    def train(rounds, **out):
+        found = fg.fit(
+            fg.fed_avgm(loss, client_learning_rate=0.02), own_population(), params=W, rounds=rounds,
+            cohort_size=6, key=jax.random.key(0), progress=False, **out,
+        )  # fmt: skip
+        multihost_utils.sync_global_devices("trained")  # and saved
+        return found
+
+    out = {"out": Path(REPORT).parent / "run"}
+    train(2, **out)
+    found, wanted = train(4, **out), train(4)
+    assert_same(to_host(found.params), to_host(wanted.params))
+    assert_same(found.history["loss"], wanted.history["loss"])
 
 
 @check

@@ -814,6 +814,21 @@ def nothing_each(x, z):
     return fg.sum(product), product[:0]
 
 
+def large_counts(n: int) -> jax.Array:
+    """Whole numbers whose sum no 64 bits can hold; 4e18 is below 2**62."""
+    return jnp.arange(n, dtype=jnp.int64) % 2 * 10**18 + 4 * 10**18
+
+
+@case(
+    lambda n: (*server_and_clients(n), large_counts(n)),
+    lambda x, z, count: jnp.average(_squares(x, z), weights=count.astype(float)),
+    rounds=1,
+)
+@fg.program(z=fg.CLIENTS, count=fg.CLIENTS)
+def large_integer_weights(x, z, count):
+    return fg.mean(jnp.sum((fg.broadcast(x) - z) ** 2), weights=count)
+
+
 # --- comparing ----------------------------------------------------------------------------------
 
 

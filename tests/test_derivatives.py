@@ -108,7 +108,8 @@ def scalar(case: Case) -> fg.Program:
         return sum(parts)
 
     total.__name__ = f"total({case.name})"
-    return fg.Program(total, case.program.placements, signature=case.program.signature)
+    total.__signature__ = case.program.signature
+    return fg.Program(total, case.program.placements)
 
 
 def plain(case: Case):

@@ -214,6 +214,16 @@ def test_the_best_model_is_kept():
     assert re.fullmatch(r"Best\(eval.far \d\S{0,7}, of round \d+\)", repr(most.best))
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.bool_])
+def test_the_best_of_what_is_counted(dtype):
+    rates = {"rate": np.array([0.1, 0.2], np.float32), "noise": 0.0}
+    counted = iter(np.array([[0, 1], [1, 0], *[[0, 0]] * 5], dtype))
+    checked = fg.Evaluation(lambda params: {"right": next(counted)}, every=1)
+    keep = fg.keep_best("eval.right", maximize=True)
+    found = train(fg.side_by_side(LINE, rates), evaluate=checked, callbacks=[keep])
+    assert found.best.round.tolist() == [1, 0]
+
+
 def test_the_first_model_may_be_the_best():
     worse = LINE.starting({"rate": -0.1, "noise": 0.0})
     checked = fg.Evaluation({"loss": mean_square}, CLIENTS, every=2)

@@ -1,6 +1,7 @@
 """Sums and means are right in every dtype and size, and executors keep no state."""
 
 import concurrent.futures
+import copy
 import dataclasses
 import functools
 import threading
@@ -241,6 +242,53 @@ def test_sums_over_many_clients_are_accurate(chunk, kind):
     assert abs(float(mean) - exact / len(z)) <= 1e-6 * exact / len(z)
 
 
+# Executors with many parts of a sum each, whose roundings are made up for.
+IN_PARTS = EXECUTORS | {
+    "one_by_one": fg.executors.local(chunk=1),
+    "mesh_chunked": fg.executors.mesh(chunk=1),
+}
+NOT_FINITE = {  # two clients' numbers among 200 others, and the sum of all
+    "inf": (np.inf, 1.0, np.inf),
+    "minus_inf": (1.0, -np.inf, -np.inf),
+    "both": (np.inf, -np.inf, np.nan),
+    "nan": (1.0, np.nan, np.nan),
+    "nan_and_inf": (np.nan, np.inf, np.nan),
+    "overflow": ("most", "most", np.inf),
+}
+
+
+@pytest.mark.parametrize("executor", IN_PARTS.values(), ids=IN_PARTS)
+@pytest.mark.parametrize("kind", NOT_FINITE)
+def test_sums_that_are_not_finite(kind, executor):
+    dtypes = ["float16", "bfloat16", "float32", "float64"]
+    *two, wanted = NOT_FINITE[kind]
+
+    def numbers(dtype):
+        most = float(jnp.finfo(dtype).max)
+        some = [most if x == "most" else x for x in two]
+        return jnp.ones(202, dtype).at[jnp.array([70, 130])].set(jnp.array(some, dtype))
+
+    z = {dtype: numbers(dtype) for dtype in dtypes}
+    found, slope = jax.vjp(total.on(executor), z)
+    assert {dtype: float(x) for dtype, x in found.items()} == pytest.approx(
+        dict.fromkeys(dtypes, wanted), nan_ok=True
+    )
+    assert_same(slope(jax.tree.map(jnp.ones_like, found))[0], jax.tree.map(jnp.ones_like, z))
+    if kind != "overflow":
+        reals = total.on(executor)(jax.lax.complex(z["float64"], jnp.ones(202)))
+        np.testing.assert_array_equal([reals.real, reals.imag], [wanted, 202.0])
+
+
+def test_an_infinite_term_of_ragged_clients():
+    clients = [np.ones(1 + i % 3, np.float32) for i in range(500)]
+    clients[77] = np.array([np.inf, 1.0], np.float32)
+    program = fg.program(z=fg.CLIENTS)(
+        lambda z: fg.sum(z.fold(lambda s, b, mask: s + jnp.sum(b, where=mask), jnp.float32(0), 2))
+    )
+    for executor in IN_PARTS.values():
+        assert program.on(executor)(fg.cohort(clients)) == np.inf
+
+
 @pytest.mark.parametrize("n, chunk", [(1, 1), (1, 4), (2, 4), (7, 3), (8, 4), (17, 8), (65, 64)])
 def test_every_number_of_clients_fits_every_chunk(n, chunk):
     z = jnp.arange(n * 3.0).reshape(n, 3)
@@ -329,6 +377,53 @@ def test_a_program_looks_like_its_function():
     assert mean_cosine.__doc__ == "A program that others call."
     assert mean_cosine.__wrapped__ is mean_cosine.fun
     assert list(mean_cosine.placements) == ["z"]
+
+
+def remembering(executor):
+    """A program of `x + sum(z)` that has run, and its derivatives."""
+
+    @fg.program(z=fg.CLIENTS)
+    def plus(x, z):
+        return jnp.sum(x) + jnp.sum(fg.sum(z * fg.broadcast(x)))
+
+    program = plus.on(executor)
+    assert float(program(X, Z)) != 0 and fg.grad(program)(X, Z).shape == X.shape
+    return program
+
+
+@every_executor
+def test_a_replaced_function_is_the_one_that_runs(executor):
+    def other(z, k=2.0):
+        return k * jnp.sum(fg.sum(z))
+
+    replaced = dataclasses.replace(remembering(executor), fun=other)
+    assert_same(replaced(Z), 2 * Z.sum())
+    assert_same(fg.grad(replaced, "k")(Z, 3.0), Z.sum())
+    assert replaced.name == replaced.__name__ == "other"
+    assert list(replaced.signature.parameters) == ["z", "k"]
+
+
+@every_executor
+def test_a_replaced_function_of_a_derivative_is_the_one_that_runs(executor):
+    gradient = fg.grad(remembering(executor))
+    gradient(X, Z)
+    replaced = dataclasses.replace(gradient, fun=lambda x, z: fg.sum(z) - x)
+    assert_same(replaced(X, Z), Z.sum(0) - X)
+    direction = dataclasses.replace(fg.jvp(remembering(executor)), fun=lambda x, z: fg.sum(z))
+    assert_same(direction(X, Z), Z.sum(0))
+
+
+@every_executor
+def test_replaced_placements_are_the_ones_that_hold(executor):
+    program = fg.program(z=fg.CLIENTS)(lambda y, z: jnp.sum(fg.sum(z)) + jnp.sum(y))
+    program = program.on(executor)
+    program(X, Z)
+    with pytest.raises(fg.PlacementError, match="y"):
+        dataclasses.replace(program, placements={"y": fg.CLIENTS, "z": fg.CLIENTS})(Z, Z)
+    other = fg.Placement("other")
+    with pytest.raises(fg.PlacementError, match="no argument of this program is at clients"):
+        dataclasses.replace(program, placements={"z": other})(X, Z)
+    assert_same(copy.copy(program)(X, Z), Z.sum() + X.sum())
 
 
 # --- no state -----------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Training that needs no hyperparameter, and algorithms that find their own rates."""
 
+import shutil
 from dataclasses import replace
 
 import jax
@@ -114,12 +115,27 @@ def test_where_nothing_is_better_training_is_as_if_nobody_had_raced(dtype):
         np.testing.assert_allclose(as_vector(ours), as_vector(theirs), rtol=1e-5)
 
 
-@pytest.mark.parametrize("stop", [1, 5, 6, 14, 16, 18, 30])
-def test_own_rates_resume_bit_by_bit(tmp_path, stop):
-    tuned = fg.self_tuning(BAD)
-    whole = train(tuned, rounds=40)
-    train(tuned, rounds=40, out=tmp_path, callbacks=[lambda round, *_: round == stop])
-    again = train(tuned, rounds=40, out=tmp_path)
+STOPS = [1, 5, 6, 14, 16, 18, 30]
+
+
+@pytest.fixture(scope="module")
+def own_rates_run(tmp_path_factory):
+    """One training that was never interrupted, and its folder as it was after each of `STOPS`."""
+    tuned, path = fg.self_tuning(BAD), tmp_path_factory.mktemp("own_rates")
+
+    def copy(round, *_):  # the checkpoint of the round before is the newest there is
+        if round - 1 in STOPS:
+            shutil.copytree(path / "run", path / str(round - 1))
+
+    whole = train(tuned, rounds=40, out=fg.run_folder(path / "run", every=1), callbacks=[copy])
+    return tuned, path, whole
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_own_rates_resume_bit_by_bit(own_rates_run, stop):
+    tuned, path, whole = own_rates_run
+    assert fg.load(path / str(stop)).rounds == stop
+    again = train(tuned, rounds=40, out=path / str(stop))
     jax.tree.map(np.testing.assert_array_equal, again.state, whole.state)
 
 

@@ -268,6 +268,45 @@ def test_history_of_many_rounds():
         history.record(1001, {"rare": np.arange(3)})
 
 
+AS_TOLD = {
+    "int, then float": [0, 0.25, 0.5, 0.75],
+    "float32, then float64": [np.float32(0.5), 1 / 3, np.float32(0.1)],
+    "float16, then float32": [np.float16(0.5), np.float32(1 / 3)],
+    "bool, then float": [True, 0.5, False],
+    "bool, then int": [False, 3],
+    "int32, then what needs 64 bits": [np.int32(1), 2**40, -(2**40)],
+    "int8, then uint8": [np.int8(-1), np.uint8(255)],
+    "float, then int": [0.5, 2**52 + 1],
+    "trials": [np.array([0, 1]), np.array([0.5, 1.5]), np.array([2, 3])],
+}
+
+
+@pytest.mark.parametrize("values", AS_TOLD.values(), ids=AS_TOLD)
+def test_numbers_are_stored_as_told(values, tmp_path):
+    """Whatever came first: in the history, in the log and in a checkpoint that is gone on from."""
+    told = iter(values)
+    checked = fg.Evaluation(lambda params: {"told": next(told)}, every=1)
+    train(rounds=1, evaluate=checked, out=tmp_path)
+    result = train(rounds=len(values) - 1, evaluate=checked, out=tmp_path)
+    for history in (
+        result.history,
+        read_log(tmp_path / "history.jsonl"),
+        fg.load(tmp_path).history,
+    ):
+        assert history["eval.told"].tolist() == [np.asarray(v).tolist() for v in values]
+
+
+def test_numbers_that_no_dtype_holds_together():
+    history = fg.History()
+    history.record(1, {"count": 2**60 + 1})
+    with pytest.raises(MetricError, match=r"'count' is .* in round 2.* float"):
+        history.record(2, {"count": 0.5})
+    history.record(3, {"share": 0.5})
+    with pytest.raises(MetricError, match=r"'share' is .* in round 4.* float"):
+        history.record(4, {"share": 2**60 + 1})
+    assert history["count"].tolist() == [2**60 + 1] and history["share"].tolist() == [0.5]
+
+
 def test_trials_side_by_side(tmp_path):
     checked = fg.Evaluation({"loss": mean_square}, CLIENTS, every=4)
     together = train(TRIALS, evaluate=checked, out=tmp_path)
@@ -439,6 +478,13 @@ STOPS = {
     "no longer higher": ([1, 4, 3, 4], fg.early_stop(patience=2, maximize=True), True),
     "one trial improves": ([[5, 5], [4, 4], [4, 3], [4, 2]], fg.early_stop(patience=2), False),
     "no trial improves": ([[5, 5], [4, 4], [4, 4], [4, 5]], fg.early_stop(patience=2), True),
+    "small integers": (
+        np.array([-128, 1, 2], np.int8),
+        fg.early_stop(patience=1, maximize=True),
+        False,
+    ),
+    "counts": (np.array([1, 3, 2], np.uint32), fg.early_stop(patience=1, maximize=True), True),
+    "right and wrong": (np.array([False, True, True]), fg.early_stop(patience=1), True),
     "finite": ([1, 2], fg.non_finite(), False),
     "not finite": ([1, np.inf], fg.non_finite(), True),
     "some trials finite": ([[1, 2], [np.nan, 1]], fg.non_finite(), False),
@@ -448,7 +494,7 @@ STOPS = {
 @pytest.mark.parametrize("name", STOPS)
 def test_when_it_stops(name):
     losses, stop, expected = STOPS[name]
-    history = fg.History({"loss": (np.arange(1, len(losses) + 1), np.asarray(losses, float))})
+    history = fg.History({"loss": (np.arange(1, len(losses) + 1), np.asarray(losses))})
     assert bool(stop.reason(history)) is expected
 
 
@@ -475,6 +521,13 @@ def test_early_stop_on_an_evaluation():
     other = fg.Evaluation(lambda p: {"w": 1.0}, every=3)
     stop = fg.early_stop("eval.b.w", patience=1)
     assert train(rounds=30, evaluate={"a": other, "b": flat}, callbacks=[stop]).rounds == 4
+
+
+def test_early_stop_sees_what_improves_by_less_than_one():
+    falling = iter([1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+    checked = fg.Evaluation(lambda p: {"error": next(falling)}, every=1)
+    result = train(evaluate=checked, callbacks=[fg.early_stop("eval.error", patience=2)])
+    assert result.stopped is None and result.rounds == 6
 
 
 def test_a_loss_that_is_not_finite_is_reported_once():

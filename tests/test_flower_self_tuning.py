@@ -360,7 +360,9 @@ def changed(names):
         ),
     ],
 )
-def test_clients_that_forget_are_told(change, said):
+@pytest.mark.parametrize("seed", [0, 1, 2])  # Flower draws the order of the nodes by it
+def test_clients_that_forget_are_told(change, said, seed):
+    random.seed(seed)
     tuned = SelfTuning(STRATEGIES["FedAvg"](), client=["lr"])
     with pytest.raises(FederationError, match=said):
         started(tuned, app=apps.tuned_app(change=change))
@@ -410,6 +412,29 @@ def test_a_loss_that_runs_away_is_undone_with_the_state_of_the_strategy():
     assert all(np.allclose(found[name], wanted[name]) for name in wanted)
     for a, b in zip(tuned.strategy.momentum_vector, once.momentum_vector, strict=True):
         np.testing.assert_allclose(a, b)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
+@pytest.mark.parametrize("times, undone", [(9.0, 0), (13.0, 1)])
+def test_how_much_is_too_much_does_not_depend_on_the_scale_of_the_loss(times, undone, scale):
+    def change(node, round, content):
+        content["fedgrad"]["loss"] = scale * (times if round == 3 else 1.0)
+        return content
+
+    tuned = SelfTuning(STRATEGIES["FedAvgM"](), ["server_learning_rate"], optimizer=optax.sgd(0.0))
+    found = metrics(started(tuned, 3, app=apps.tuned_app(change=change)))
+    assert found[-1]["fedgrad.rejected"] == undone
+
+
+@pytest.mark.parametrize("losses, undone", [([0, 5, 54], 0), ([0, 5, 56], 1)])
+def test_a_first_loss_of_zero_says_nothing(losses, undone):
+    def change(node, round, content):
+        content["fedgrad"]["loss"] = float(losses[round - 1])
+        return content
+
+    tuned = SelfTuning(STRATEGIES["FedAvgM"](), ["server_learning_rate"], optimizer=optax.sgd(0.0))
+    found = metrics(started(tuned, 3, app=apps.tuned_app(change=change)))
+    assert found[-1]["fedgrad.rejected"] == undone
 
 
 def test_what_is_not_finite_moves_nothing():

@@ -1,5 +1,7 @@
 """Examples that are held out: the same ones for everybody, never trained on, on every executor."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,6 +105,99 @@ def test_a_client_with_one_example_trains_and_judges_nothing():
     alone, _ = slope(as_params(START), None, population.select([2]))
     np.testing.assert_allclose(as_vector(found), as_vector(alone), rtol=1e-12)
     assert np.all(np.isfinite(as_vector(found)))
+
+
+# --- nobody has any -----------------------------------------------------------------------------
+
+RULE = fg.HeldOut()
+SIZES = (2, 1, 6, 9)  # the first two clients hold out nothing
+SOME = fg.population([{"x": np.ones((n, 2)), "y": np.arange(n) % 2.0} for n in SIZES])
+NOBODY = fg.population([{"x": np.ones((2, 2)), "y": np.ones(2)}] * 3)
+AVGM = fg.fed_avgm(loss, fg.local_training(0.3, batch_size=10, shuffle=False))
+JUDGES = {
+    "fresh": (NOBODY, fg.GradientCohort("fresh", held_out=RULE)),
+    "same": (NOBODY, fg.GradientCohort("same", held_out=RULE)),
+    "others": (SOME, fg.GradientCohort(NOBODY, held_out=RULE)),
+}
+
+
+@pytest.mark.parametrize("clients, judges", JUDGES.values(), ids=JUDGES)
+@pytest.mark.parametrize("around", [lambda a: a, fg.averaged, fg.holding_out])
+def test_examples_that_no_client_holds_out_judge_nothing(clients, judges, around):
+    tuned = around(fg.self_tuning(AVGM, "server", gradient_from=judges))
+    settings = {"params": as_params(START), "rounds": 3, "cohort_size": 2, "progress": False}
+    message = r"fg.GradientCohort.* none of the 3 clients holds out .* at most 2 each"
+    with pytest.raises(fg.ArgumentError, match=message):
+        fg.fit(tuned, clients, **settings)
+    with pytest.raises(fg.ArgumentError, match=message):
+        fg.grid_search(
+            tuned,
+            clients,
+            {"server.momentum": [0.1, 0.2]},
+            evaluate=fg.Evaluation({"loss": loss}, SOME),
+            **settings,
+        )
+
+
+def test_an_evaluation_of_examples_that_no_client_holds_out_is_refused():
+    with pytest.raises(fg.ArgumentError, match=r"fg.Evaluation.* none of the 3 clients holds out"):
+        fg.Evaluation({"loss": loss}, NOBODY, held_out=RULE)
+    # Of the clients of one call it is not known beforehand, and said.
+    one = fg.Evaluation({"loss": loss}, NOBODY.everyone, held_out=RULE)
+    assert np.isnan(one(as_params(START))["loss"])
+
+
+@every_executor
+@pytest.mark.parametrize("guard", [None, 1000.0, "paired"])
+@pytest.mark.parametrize("schedule", ["serial", "parallel"])
+def test_a_cohort_without_held_out_examples_moves_no_hyperparameter(schedule, guard, executor):
+    """Adam would move on by its momentum, a guard would take the loss of nobody for a good one."""
+    judges = fg.GradientCohort("fresh", held_out=RULE)
+    tuned = fg.self_tuning(AVGM, "server", gradient_from=judges, schedule=schedule, guard=guard).on(
+        executor
+    )
+    state, train = tuned.init(as_params(START)), SOME.select([1, 2])
+    for _ in range(2):
+        state, _ = tuned.round(state, tuned.hyper, train, KEY, SOME.select([2, 3]))
+    new, metrics = tuned.round(state, tuned.hyper, train, KEY, SOME.select([0, 1]))
+    jax.tree.map(np.testing.assert_array_equal, new.learned, state.learned)
+    jax.tree.map(np.testing.assert_array_equal, new.optimizer, state.optimizer)
+    assert np.isnan(metrics.gradient_loss) and int(metrics.rejected) == 0
+    assert all(np.isnan(slope) for slope in metrics.hypergradient.values())
+    assert np.any(as_vector(new.params) != as_vector(state.params)), "the model trains on"
+    if guard is not None and schedule == "parallel":  # nobody has seen that model to be good
+        jax.tree.map(np.testing.assert_array_equal, new.fallback, state.fallback)
+    if guard == "paired":
+        jax.tree.map(np.testing.assert_array_equal, new.proven.learned, state.proven.learned)
+    after, metrics = tuned.round(new, tuned.hyper, train, KEY, SOME.select([2, 3]))
+    assert np.isfinite(metrics.gradient_loss) and int(metrics.rejected) == 0
+    assert any(np.any(after.learned[name] != new.learned[name]) for name in new.learned), (
+        "it learns on"
+    )
+
+
+def test_on_nodes_nobody_knows_beforehand_and_no_step_is_taken():
+    judges = fg.GradientCohort("same", held_out=RULE)
+    tuned = fg.self_tuning(AVGM, "server", gradient_from=judges)
+    clients = [{"x": np.ones((2, 2)), "y": np.ones(2)}] * 3
+    settings = {"params": as_params(START), "rounds": 3, "cohort_size": 2, "progress": False}
+    with fg.executors.flower(InProcess.of(clients), platforms=("cpu",)) as nodes:
+        history = fg.fit(tuned, nodes.population(), **settings).history
+    assert np.isnan(history["gradient_loss"]).all() and not history["rejected"].any()
+    for values in history.under("hyper").values():
+        assert len(set(values.tolist())) == 1
+
+
+@every_executor
+def test_a_cohort_without_examples_has_no_training_loss(executor):
+    """A loss of 0 would be the best of all: a node may have no examples."""
+    everyone = SOME.everyone
+    nobody = dataclasses.replace(everyone, count=jnp.zeros_like(everyone.count))
+    algorithm = AVGM.on(executor)
+    state = algorithm.init(as_params(START))
+    new, metrics = algorithm.round(state, algorithm.hyper, nobody, KEY)
+    assert np.isnan(metrics.loss)
+    np.testing.assert_array_equal(as_vector(new.params), as_vector(state.params))
 
 
 def test_on_nodes_the_rule_is_applied_where_the_examples_are():

@@ -142,7 +142,11 @@ ONLY_ALONE = [
     "no_client_changes_its_device",
     "one_all_reduce_a_message_in_optimised_programs",
 ]
-ONLY_TOGETHER = ["training_runs_unchanged", "what_differs_between_processes_is_refused"]
+ONLY_TOGETHER = [
+    "a_run_goes_on_from_one_folder",
+    "training_runs_unchanged",
+    "what_differs_between_processes_is_refused",
+]
 CHECKS = {ALONE: BOTH + ONLY_ALONE, FIRST: BOTH + ONLY_TOGETHER, SECOND: BOTH + ONLY_TOGETHER}
 
 

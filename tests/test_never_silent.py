@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
+from fedgrad.core.graph import exchanges
 from fedgrad.core.primitives import client_index
+from fedgrad.federation import InProcess
+from fedgrad.training.means import means
 from programs import TABLE, _some_dropped, dropped_clients, normal
 
 C, N = fg.CLIENTS, 3
@@ -440,3 +443,86 @@ def test_marks_of_an_audit(fun, marks):
     assert audit.only_sums and not hasattr(audit, "ok")
     for mark in release.marks:
         assert mark in str(audit)
+
+
+# --- sums of whole numbers ----------------------------------------------------------------------
+
+LARGE = {  # values, weights and their mean, of which the sums do not fit 32 bits
+    "int32": ([1, 2, 3], np.full(3, 10**9, np.int32), 2.0),
+    "uint32": ([1, 2, 3], np.full(3, 4 * 10**9, np.uint32), 2.0),
+    "negative": ([1.0, 2.0, 3.0], np.full(3, -(10**9), np.int32), 2.0),
+    "int32 of large": (np.full(3, 2 * 10**9, np.int32), np.full(3, 2 * 10**9, np.int32), 2e9),
+    "float weights": (np.full(3, 2 * 10**9, np.int32), np.ones(3, np.float32), 2e9),
+    "bool": (np.full(3, 2 * 10**9, np.int32), np.array([True, False, True]), 2e9),
+    "no weights": (np.full(3, 2 * 10**9, np.int32), None, 2e9),
+    "float16": (np.ones(3, np.float16), np.full(3, 10**9, np.int32), 1.0),
+    "complex": (np.full(3, 1j, np.complex64), np.full(3, 10**9, np.int32), 1j),
+}
+of_large_numbers = pytest.mark.parametrize("values, weights, wanted", LARGE.values(), ids=LARGE)
+
+
+def _on_nodes(values, weights):
+    parts = {"x": np.asarray(values), "w": weights}
+    clients = [{k: v[i : i + 1] for k, v in parts.items() if v is not None} for i in range(N)]
+    executor = fg.executors.flower(InProcess.of(clients))
+
+    def mean(c):
+        row = c.take(0)
+        return fg.mean(row["x"], weights=row.get("w"))
+
+    return fg.program(mean, c=C).on(executor)(executor.population().everyone)
+
+
+@every_executor
+@of_large_numbers
+def test_a_mean_of_whole_numbers_does_not_wrap(executor, values, weights, wanted):
+    """Without x64, as users have it."""
+    with jax.enable_x64(False):
+        if weights is None:
+            found = fg.program(lambda z: fg.mean(z), z=C).on(executor)(np.asarray(values))
+        else:
+            mean = fg.program(lambda z, w: fg.mean(z, weights=w), z=C, w=C)
+            found = mean.on(executor)(np.asarray(values), weights)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3 if found.dtype == np.float16 else 1e-6)
+
+
+@of_large_numbers
+def test_nor_on_nodes(values, weights, wanted):
+    with jax.enable_x64(False):
+        found = _on_nodes(values, weights)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3 if found.dtype == np.float16 else 1e-6)
+
+
+@every_executor
+@every_mode
+def test_derivatives_of_a_mean_with_large_whole_weights(executor, mode):
+    with jax.enable_x64(False):
+        x, z = jnp.float32(0.5), jnp.array([1.0, 2.0, 3.0], jnp.float32)
+        w = jnp.full(3, 10**9, jnp.int32)
+        program = fg.program(
+            lambda x, z, w: fg.mean((fg.broadcast(x) - z) ** 2, weights=w), z=C, w=C
+        )
+        found = fg.grad(program, mode=mode).on(executor)(x, z, w)
+        outside = jax.grad(program.on(executor))(x, z, w)
+    np.testing.assert_allclose([found, outside], -3.0, rtol=1e-6)
+
+
+def test_an_evaluation_counts_more_examples_than_32_bits():
+    """Of nodes, say: each has fewer, all together more. So no sum is one of whole numbers."""
+    with jax.enable_x64(False):
+        clients = fg.population([np.ones(2, np.float32)] * N).everyone
+        program = means({"one": lambda params, batch: batch}, 1, None, per_client=False)
+        plan = fg.plan(program, np.float32(0), clients)
+    sent = [v.aval.dtype for _, x, _ in exchanges(plan.graph) for v, _ in x.up]
+    assert sent == [np.float32, np.float32]
+
+
+@every_executor
+def test_a_sum_of_whole_numbers_is_that_of_jax(executor):
+    """It stays exact, and wraps where `jnp.sum` does: as sums modulo 2**32 need it."""
+    z = np.full(3, 10**9, np.int32)
+    with jax.enable_x64(False):
+        found = fg.program(lambda z: fg.sum(z), z=C).on(executor)(z)
+        np.testing.assert_array_equal(found, jnp.sum(z))
+        as_floats = fg.program(lambda z: fg.sum(z.astype(float)), z=C).on(executor)(z)
+    assert found.dtype == np.int32 and as_floats == 3e9

@@ -187,7 +187,8 @@ def by_rules(program, args, rules):
     def fun(*args):
         return derivative(found, jax.tree.leaves(args), rules)
 
-    return fg.Program(fun, program.placements, derived=True, signature=program.signature)
+    fun.__signature__ = program.signature
+    return fg.Program(fun, program.placements, derived=True)
 
 
 @pytest.mark.parametrize("name", ["two_rounds", "stateful", "train_then_eval", "pytrees_and_aux"])
@@ -338,7 +339,8 @@ def test_nobody_is_asked_again_by_default(case):
         def first(*args):
             return jax.tree.leaves(case.program(*args))[0]
 
-        program = fg.Program(first, program.placements, signature=program.signature)
+        first.__signature__ = program.signature
+        program = fg.Program(first, program.placements)
     plain, plan = fg.plan(program, *args), fg.plan(fg.jacobian(program, argnums), *args)
     assert set(plan.readdressed) <= set(plain.readdressed)
     assert case.decided or not plain.readdressed

@@ -8,6 +8,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedgrad as fg
@@ -181,6 +182,83 @@ def test_a_grid_is_all_combinations(setting, population):
     assert found.best == int(np.argmin(expected))
     halved = fg.grid_search(algorithm, population, space, trials=fg.Trials(rungs=2), **kinds)
     assert sorted(halved.rounds.tolist()) == [1] * 4 + [3] * 2
+
+
+# --- hyperparameters that are vectors -------------------------------------------------------------
+
+
+def by_feature(learning_rate, scale):
+    """SGD whose steps are scaled, each feature by its own number."""
+    with_scale = optax.stateless(lambda updates, _: {"w": updates["w"] * scale})
+    return optax.chain(optax.sgd(learning_rate), with_scale)
+
+
+SCALE = np.array([1.0, 0.5, 0.1])
+SCALED = fg.fed_opt(
+    loss,
+    server=fg.optimizer(by_feature, learning_rate=1.0, scale=jnp.asarray(SCALE)),
+    client=fg.local_training(0.05, batch_size=5),
+)
+EQUAL = {  # searches of three trials that are equal: as many as the vector has entries
+    "a grid": (fg.grid_search, [0.5, 0.5, 0.5], {}),
+    "a choice": (fg.grid_search, fg.choice([0.5, 0.5, 0.5]), {}),
+    "drawn": (fg.random_search, lambda key, n: jnp.full(n, 0.5), {"trials": 3}),
+    "halving": (fg.grid_search, [0.5, 0.5, 0.5], {"trials": fg.Trials(rungs=2)}),
+    "in a folder": (fg.grid_search, [0.5, 0.5, 0.5], {"out": True}),
+}
+
+
+TUNED = fg.self_tuning(SCALED, "server.scale")
+EQUAL = {name: (SCALED, None, *row) for name, row in EQUAL.items()} | {
+    "in parts": (SCALED, 60, *EQUAL["a grid"]),  # bytes: two trials at once
+    "one by one, halving": (SCALED, 1, *EQUAL["halving"]),
+    "a vector that is learned": (TUNED, None, *EQUAL["a grid"]),
+}
+
+
+@pytest.mark.parametrize("algorithm, together, search, values, more", EQUAL.values(), ids=EQUAL)
+def test_equal_trials_have_equal_scores(
+    setting, population, tmp_path, monkeypatch, search, values, more, algorithm, together
+):
+    """Wherever they are, and also if a hyperparameter that is not tried is a vector."""
+    if together is not None:
+        monkeypatch.setattr("fedgrad.training.rungs.TOGETHER", together)
+    _, options, evaluate = setting
+    space = {"server.learning_rate": values}
+    kinds = dict(rounds=3, evaluate=evaluate, **options, **more)
+    kinds |= {"out": tmp_path} if "out" in more else {}
+    found = search(algorithm, population, space, **kinds)
+    started = algorithm.starting({"server.learning_rate": 0.5})
+    lengths = {int(n) for n in found.rounds}
+    alone = {n: fg.fit(started, population, rounds=n, **options).params for n in lengths}
+    wanted = [float(evaluate(alone[int(n)])["loss"]) for n in found.rounds]
+    np.testing.assert_allclose(found.scores, wanted, rtol=1e-6)
+    assert all(len(set(found.scores[found.rounds == n])) == 1 for n in lengths)
+    np.testing.assert_array_equal(found.hyper["server"]["scale"], SCALE)
+    if "out" in more:
+        again = search(algorithm, population, space, **kinds)
+        np.testing.assert_array_equal(again.scores, found.scores)
+
+
+@pytest.mark.parametrize(
+    "search, values",
+    [
+        (fg.grid_search, [1.0, 0.5, 0.1]),  # a list of values, or a vector?
+        (fg.grid_search, SCALE),
+        (fg.grid_search, [SCALE, 2 * SCALE]),
+        (fg.random_search, fg.uniform(0, 1)),
+        (fg.random_search, fg.choice([0.1, 1.0])),
+        (fg.random_search, lambda key, n: jnp.ones((n, 3))),
+    ],
+)
+def test_a_search_tries_numbers(setting, population, search, values):
+    _, options, evaluate = setting
+    kinds = dict(rounds=1, evaluate=evaluate, **options)
+    kinds |= {"trials": 3} if search is fg.random_search else {}
+    clients = Tripping(population, None)
+    with pytest.raises(fg.ArgumentError, match=r"'server.scale' is float64\[3\].*a search tries"):
+        search(SCALED, clients, {"server.scale": values}, **kinds)
+    assert not clients.asked
 
 
 # --- kept in a folder ----------------------------------------------------------------------------

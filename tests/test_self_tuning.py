@@ -18,7 +18,7 @@ import by_hand
 import fedgrad as fg
 from by_hand import START, Sgd, as_params, as_vector, loss
 from fedgrad.algorithms.parametrization import FORMS, learned, usual
-from fedgrad.algorithms.safeguards import ran_away
+from fedgrad.core.divergence import ran_away
 
 BATCH = 4
 CLIENTS = by_hand.make_clients([7, 2, 4, 6, 9], seed=1)
@@ -699,22 +699,70 @@ def test_a_hypergradient_that_is_not_finite_is_left_out(optimizer):
         close(as_vector(state.params), START - 0.5 * by_hand.slope(START, one))
 
 
-def test_what_has_run_away():
-    table = [  # loss, first loss, whether it has
-        (10.0, 1.0, False),
-        (102.0, 1.0, True),
-        (-0.5, -1.0, False),
-        (98.0, -1.0, False),
-        (100.0, -1.0, True),
-        (99.0, 1e-9, False),
-        (101.0, 0.0, True),
-        (1e30, math.nan, False),
-        (math.nan, 1.0, True),
-        (math.inf, math.inf, True),
-        (-math.inf, 1.0, True),
-    ]
-    for value, first, expected in table:
-        assert bool(ran_away(jnp.array(value), jnp.array(first), 100.0)) is expected
+RAN_AWAY = [  # loss, first loss, whether it has, by more than 100 times the first
+    (100.0, 1.0, False),
+    (102.0, 1.0, True),
+    (-0.5, -1.0, False),
+    (98.0, -1.0, False),
+    (100.0, -1.0, True),
+    (1e-7, 1e-9, False),
+    (99.0, 1e-9, True),
+    (101.0, 0.0, False),  # nothing is known of a first loss of 0
+    (1e30, math.nan, False),
+    (math.nan, 1.0, True),
+    (math.inf, math.inf, True),
+    (math.inf, 0.0, True),
+    (-math.inf, 1.0, True),
+]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
+@pytest.mark.parametrize("number", [float, jnp.float32, jnp.float64])
+def test_what_has_run_away(number, scale):
+    """Of numbers of Python and of JAX, and in whatever unit a loss is."""
+    for value, first, expected in RAN_AWAY:
+        found = ran_away(number(value * scale), number(first * scale), 100.0)
+        assert bool(found) is expected, (value, first)
+
+
+@pytest.mark.parametrize("schedule", GUARDED)
+@pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])
+def test_the_guard_does_not_depend_on_the_scale_of_the_loss(schedule, scale):
+    """A loss times a constant with rates over it is the same training, and the same is undone."""
+
+    def rejected(scale):
+        algorithm = fg.self_tuning(
+            fg.fed_sgd(lambda p, batch: scale * loss(p, batch), 1.0, batch_size=BATCH),
+            "server.learning_rate",
+            schedule=schedule,
+            optimizer=optax.adam(0.0),
+            guard=10.0,
+        )
+        hyper = fg.hyper.replace(algorithm.hyper, {"server.learning_rate": 1e4 / scale})
+        return [int(metrics.rejected) for _, metrics in run(algorithm, 30, hyper)[0]]
+
+    wanted = rejected(1.0)
+    assert 3 < sum(wanted) < 30 and rejected(scale) == wanted
+
+
+@pytest.mark.parametrize("schedule", GUARDED)
+def test_a_first_loss_of_zero_says_nothing(schedule):
+    """The first loss that is not 0 is the one that others are compared with."""
+
+    def hinge(params, batch):
+        return jnp.maximum(loss(params, batch) - loss(as_params(START), batch), 0)
+
+    algorithm = fg.self_tuning(
+        fg.fed_sgd(lambda p, batch: loss(p, batch) - loss(as_params(START), batch), 0.1),
+        "server.learning_rate",
+        schedule=schedule,
+        optimizer=optax.adam(0.0),
+        gradient_from=fg.GradientCohort(loss=hinge),
+        guard=10.0,
+    )
+    seen, last = run(algorithm, 4)
+    assert float(seen[0][1].gradient_loss) == 0.0 or schedule == "serial"
+    assert not any(int(metrics.rejected) for _, metrics in seen)
 
 
 def test_without_a_guard_nothing_is_kept_back():

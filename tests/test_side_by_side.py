@@ -112,6 +112,42 @@ def test_trials_are_compiled_together_and_once():
     assert len(traces) == once and metrics.loss.shape == (4,)
 
 
+def by_entry(learning_rate, scale):
+    scaled = optax.stateless(lambda updates, _: {"b": updates["b"], "w": updates["w"] * scale})
+    return optax.chain(optax.sgd(learning_rate), scaled)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"server.learning_rate": [0.5, 1.0]},  # as many trials as the vector has entries
+        {"server.learning_rate": [0.5, 1.0, 2.0]},
+        {"server.scale": [[1.0, 2.0], [0.5, 0.1]]},
+        {"server.scale": [[1.0, 2.0]], "server.learning_rate": [0.5]},
+    ],
+)
+def test_a_hyperparameter_that_is_a_vector_is_no_row_of_trials(values, executor):
+    server = fg.optimizer(by_entry, learning_rate=1.0, scale=jnp.array([1.0, 0.1]))
+    algorithm = fg.fed_opt(loss, server=server, client=ordered(0.3))
+    stacked = fg.hyper.replace(algorithm.hyper, {p: jnp.array(v) for p, v in values.items()})
+    found = run(fg.side_by_side(algorithm, stacked), executor, stacked)
+    for i in range(len(next(iter(values.values())))):
+        own = {path: jnp.array(v[i]) for path, v in values.items()}
+        alone = run(algorithm, executor, fg.hyper.replace(algorithm.hyper, own))
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-9, atol=1e-12),
+            found,
+            alone,
+        )
+
+
+def test_without_hyperparameters_the_algorithms_own_are_those_of_the_trials():
+    rates = {"server.learning_rate": jnp.array([0.5, 1.0, 2.0])}
+    found = fg.side_by_side(AVGM.starting(rates)).init(as_params(START))
+    assert found.params["b"].shape == (3,)
+
+
 def test_mistakes():
     with pytest.raises(fg.ArgumentError, match="Stack at least one"):
         fg.side_by_side(AVGM).init(as_params(START))

@@ -255,7 +255,8 @@ def test_plan_counts_what_the_reference_moves(name, mode):
             y, *aux = case.program(*args)
             return y, aux
 
-        program = fg.Program(pair, program.placements, signature=program.signature)
+        pair.__signature__ = program.signature
+        program = fg.Program(pair, program.placements)
     gradient = fg.value_and_grad(program, case.server_argnums[0], **settings_)
     args = case.args(N)
     gradient.on(fg.executors.reference(observe=moved))(*args)

@@ -94,7 +94,8 @@ def _weighted(program: Program, weights: list[Any]) -> Program:
         )
 
     fun.__name__ = program.name
-    return Program(fun, dict(program.placements), program.executor, signature=program.signature)
+    fun.__signature__ = program.signature  # type: ignore[attr-defined]
+    return Program(fun, dict(program.placements), program.executor)
 
 
 def _random(key: jax.Array, tree: Any) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedgrad.ad.derivative import like, pulled_back
 from fedgrad.ad.rules import is_float, replaced
-from fedgrad.ad.transforms import Argnums, Request, argument_names, bare, floating, like_it
+from fedgrad.ad.transforms import Argnums, Request, argument_names, floating, like_it
 from fedgrad.core.arguments import read_inside
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import Placement
@@ -24,7 +24,7 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
     If the program has default arguments, pass `tangents` by name.
     """
     names, single = argument_names(program, argnums)
-    plain = bare(program)
+    plain = program.on(None)
     placements = {program.placements.get(name) for name in names}
     if len(placements) > 1:
         raise ArgumentError.here(
@@ -64,7 +64,7 @@ def vjp(program: Program, argnums: Argnums = 0) -> Program:
     If the program has default arguments, pass `cotangent` by name.
     """
     names, single = argument_names(program, argnums)
-    plain = bare(program)
+    plain = program.on(None)
     request = Request(plain, names, single, "reverse")
 
     def run(bound: dict[str, Any], cotangent: Any) -> Any:
@@ -115,10 +115,11 @@ def _extended(
         return run(dict(bound.arguments), direction)
 
     fun.__name__ = f"{name}({program.name})"
+    fun.__signature__ = signature  # type: ignore[attr-defined]
     placements = dict(program.placements)
     if placement is not None:
         placements[extra] = placement
-    return Program(fun, placements, derived=True, signature=signature)
+    return Program(fun, placements, derived=True)
 
 
 def _check_like(found: Any, wanted: Any, where: str, what: str, like: str) -> None:

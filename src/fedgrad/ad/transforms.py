@@ -7,6 +7,7 @@ What is differentiated may also be at clients; then the derivative is there too,
 
 import dataclasses
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -88,28 +89,10 @@ def _derived(
     """The derivative as a program; the same object if the same is asked for again."""
     names, single = argument_names(program, argnums)
     scalar, with_value = name != "jacobian", name == "value_and_grad"
-    request = Request(bare(program), names, single, mode, has_aux, scalar, with_value)
-
-    def make() -> Program:
-        def fun(*args: Any, **kwargs: Any) -> Any:
-            return request.inside(args, kwargs)
-
-        fun.__name__ = f"{name}({program.name})"
-        return Program(
-            fun,
-            dict(program.placements),
-            derived=True,
-            derive=request.derive,
-            signature=program.signature,
-        )
-
+    request = Request(program.on(None), names, single, mode, has_aux, scalar, with_value, name)
     key = (name, names, single, mode, has_aux)
-    return like_it(program, program.once(key, make))
-
-
-def bare(program: Program) -> Program:
-    """The program without its executor."""
-    return program if program.executor is None else dataclasses.replace(program, executor=None)
+    made = program.once(key, lambda: Program(request, dict(program.placements), derived=True))
+    return like_it(program, made)
 
 
 def like_it(program: Program, made: Program) -> Program:
@@ -120,7 +103,8 @@ def like_it(program: Program, made: Program) -> Program:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Which derivative of which program. `scalar`: the program returns one number."""
+    """A derivative of a program, as a function of its arguments. `scalar`: the program returns one
+    number."""
 
     program: Program
     names: tuple[str, ...]  # of the arguments to differentiate by
@@ -129,8 +113,9 @@ class Request:
     has_aux: bool = False
     scalar: bool = False
     with_value: bool = False
+    called: str = ""
     # The rules that were chosen for some arguments, and whether clients compute again.
-    choices: dict[Any, tuple[Rules, bool]] = field(default_factory=dict, repr=False)
+    choices: dict[Any, tuple[Rules, bool]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not self.auto and self.mode not in MODES:
@@ -139,6 +124,14 @@ class Request:
                 str(self.mode),
                 ["auto", *MODES],
             )
+
+    @property
+    def __name__(self) -> str:
+        return f"{self.called}({self.program.name})"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return self.program.signature
 
     @property
     def auto(self) -> bool:
@@ -150,7 +143,7 @@ class Request:
         """What it costs, then."""
         return self.mode if isinstance(self.mode, CostModel) else CostModel()
 
-    def inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The derivative inside of another program, in the view of the server and one client."""
         arguments = read_inside(self.program, self.program.bind(args, kwargs))
         inputs = [jnp.asarray(x) for x in arguments.leaves]

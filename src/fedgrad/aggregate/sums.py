@@ -10,16 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.core.primitives import wide
+
 Array = jax.Array
 Sum = tuple[Array, Array]  # the sum so far, and what rounding has lost of it
 
 FEW = 64  # parts whose roundings are harmless
-
-
-def wide(dtype: Any) -> Any:
-    """The dtype in which a sum is accumulated."""
-    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-    return jnp.float32 if narrow else dtype
 
 
 def in_order(parts: Sequence[Any]) -> Any:
@@ -28,7 +24,7 @@ def in_order(parts: Sequence[Any]) -> Any:
     total = parts[0].astype(wide(dtype))  # a copy, so that NumPy can add in place
     for part in parts[1:]:
         total += part.astype(wide(dtype))
-    return finish((total, 0), dtype)
+    return total.astype(dtype)
 
 
 def stacked(x: Array, counts: Array | None = None) -> Array:
@@ -60,7 +56,9 @@ def add(so_far: Sum, x: Array, parts: int) -> Sum:
     return new, lost + ((total - (new - shown)) + (x - shown))
 
 
-def finish(so_far: tuple[Any, Any], dtype: Any) -> Any:
-    """The sum in its own dtype."""
+def finish(so_far: Sum) -> Array:
+    """The sum. An infinite one has lost inf - inf, which is NaN, and nothing is made up for."""
     total, lost = so_far
-    return (total + lost).astype(dtype)
+    if not jnp.issubdtype(total.dtype, jnp.inexact):
+        return total
+    return total + jnp.nan_to_num(lost, nan=0.0, posinf=0.0, neginf=0.0)

@@ -83,6 +83,8 @@ class Algorithm:
     settings: Mapping[str, Any] = field(
         default_factory=lambda: MappingProxyType({}), hash=False, compare=False
     )
+    # (populations by the argument of `round` they are drawn for): raises where none could train it.
+    require: Callable[[Mapping[str, Population]], None] | None = None
 
     def __post_init__(self) -> None:
         init = self.init.init if isinstance(self.init, _WithDefault) else self.init

@@ -156,7 +156,7 @@ def checked(round: Program, keeps: bool) -> Program:
         return round
     # Once for each round, so that whoever makes an algorithm of it again compiles nothing again.
     looks = round.once(("checked", keeps), lambda: _looking(round, keeps))
-    return replace(looks, executor=round.executor)
+    return looks.on(round.executor)
 
 
 def _looking(round: Program, keeps: bool) -> Program:
@@ -171,7 +171,7 @@ def _looking(round: Program, keeps: bool) -> Program:
     looked_at.checked = keeps  # type: ignore[attr-defined]
     looked_at.unchecked = fun  # type: ignore[attr-defined]
     look = functools.partial(_require_places, round.name)
-    return replace(round, fun=looked_at, look=look, made={})
+    return replace(round, fun=looked_at, look=look)
 
 
 def _require_result(name: str, before: State, found: Any, keeps: bool) -> Any:

@@ -41,10 +41,11 @@ def fed_auto(
 ) -> Algorithm:
     """Federated training without a hyperparameter: `fg.fit(fg.fed_auto(loss), clients, ...)`.
 
-    Three servers race for a quarter of all rounds (`fg.race`), judged by examples that they do not
-    train on: Prodigy, which estimates its own rate, with much and with little momentum, and FedAvgM
-    with clients that take small steps. Then the best goes on alone; the model is an average of its
-    late ones (`fg.averaged`). It sends about twice the bytes of one training of as many rounds.
+    Three servers race for a quarter of all rounds, at least thirty (`fg.race`), judged by examples
+    that they do not train on: Prodigy, which estimates its own rate, with much and with little
+    momentum, and FedAvgM with clients that take small steps. Then the best goes on alone; the model
+    is an average of its late ones (`fg.averaged`). It sends about twice the bytes of one training
+    of as many rounds.
 
     What clients do in a round is yours to choose: `batch_size`, `epochs` or `steps`; `weighting`
     as for `fed_opt`. If what you care about is not the loss, say so: `judge`, a function `(params,

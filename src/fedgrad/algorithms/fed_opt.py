@@ -133,13 +133,15 @@ def trained(
 
 
 def leaving(weighting: str, done: Trained, sums: Mapping[str, Any]) -> dict[str, Any]:
-    """The means over clients of what leaves them, by the name that an audit shows."""
+    """The means over clients of what leaves them, by the name that an audit shows. If nobody counts
+    the model stays, and there is no loss."""
     weights = WEIGHTINGS[weighting](done.examples.count, done.hyper)
     got = {}
     for name, part in sums.items():
         words = name.replace("_", " ")
         with jax.named_scope(words if weights is None else f"{words}, weighted"):
-            got[name] = mean(part, weights=weights)
+            empty = jnp.nan if name == "training loss" else 0.0
+            got[name] = mean(part, weights=weights, empty=empty)
     return got
 
 

@@ -23,8 +23,9 @@ from fedgrad.algorithms.horizon import Horizon, as_horizon
 from fedgrad.algorithms.metrics import Metrics, require_metrics
 from fedgrad.algorithms.optimizer import apply, in_words
 from fedgrad.algorithms.parametrization import Form, learned, linear, usual
-from fedgrad.algorithms.safeguards import choose, got_worse, guarded, nothing_proven, ran_away
+from fedgrad.algorithms.safeguards import choose, got_worse, guarded, nothing_proven
 from fedgrad.clients.population import Population
+from fedgrad.core.divergence import ran_away
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.program import program
@@ -42,7 +43,7 @@ class TunedState:
     sensitivity: Any  # the derivative by `learned` of the model, or of all of `inner` (horizon.py)
     fallback: Any  # parallel and guarded: the last `inner` whose loss was seen to be good
     proven: Any  # compared in pairs: what is known of models that were good
-    first_loss: jax.Array
+    first_loss: jax.Array  # that was finite and not 0
     rounds: jax.Array
     rejected: jax.Array  # how often the guard had to step in
 
@@ -100,8 +101,8 @@ def following(
         raise ArgumentError.here("self_tuning(..., learn=[]): name a hyperparameter to learn.")
     if not (guard is None or guard == "paired" or _is_positive(guard)):
         raise ArgumentError.here(
-            f'self_tuning(..., guard=) takes "paired", how many times the first loss is too much, '
-            f"or None, got {guard!r}."
+            f'self_tuning(..., guard=) takes "paired", by how many times its size a loss may be '
+            f"above the first one, or None, got {guard!r}."
         )
     ahead, paired, parallel = as_horizon(horizon), guard == "paired", schedule == "parallel"
     judges = gradient_from
@@ -151,18 +152,17 @@ def following(
         moved, kept = apply(optimizer, seen.gradient, state.optimizer, state.learned)
         moved = {n: wanted[n].project(moved[n]) for n in names}
         # The first parallel round has nothing to chain its gradient with.
-        ready = (state.rounds > 0) | (not parallel)
+        ready = ((state.rounds > 0) | (not parallel)) & seen.known
         # A serial round sees the loss after training; the cohort's own is from the beginning.
         first = seen.loss if judges.loss or metrics.loss is None else metrics.loss
+        known = jnp.isfinite(state.first_loss) & (state.first_loss != 0)
         new = replace(
             state,
             inner=seen.inner,
             learned=choose(ready, moved, state.learned),
             optimizer=choose(ready, kept, state.optimizer),
             sensitivity=seen.sensitivity,
-            first_loss=jnp.where(
-                jnp.isfinite(state.first_loss), state.first_loss, jnp.float32(first)
-            ),
+            first_loss=jnp.where(known, state.first_loss, jnp.float32(first)),
             rounds=state.rounds + 1,
         )
         rejected = jnp.int32(0)
@@ -171,13 +171,14 @@ def following(
                 bad = got_worse(seen.loss, seen.comparison, state.proven.usual)
             else:
                 bad = ran_away(seen.loss, new.first_loss, guard)
-            new, rejected = guarded(state, new, wanted, seen.gradient, ~bad, seen.comparison)
+            judged = (seen.gradient, seen.known, ~bad | ~seen.known, seen.comparison)
+            new, rejected = guarded(state, new, wanted, *judged)
         values = {n: wanted[n].value(state.learned[n]) for n in names}
         return new, replace(
             metrics,
             gradient_loss=seen.loss,
             hyper=values,
-            hypergradient=seen.gradient,
+            hypergradient={n: jnp.where(seen.known, g, jnp.nan) for n, g in seen.gradient.items()},
             rejected=rejected,
         )
 
@@ -205,7 +206,14 @@ def following(
         "horizon": f"{ahead.rounds:g}, through {ahead.through}",
     }
     settings = {**algorithm.settings, "learns": ", ".join(names), "tuning": how}
-    return replace(algorithm, init=init, round=tuned, cohorts=judges.cohorts, settings=settings)
+    return replace(
+        algorithm,
+        init=init,
+        round=tuned,
+        cohorts=judges.cohorts,
+        settings=settings,
+        require=judges.require_some,
+    )
 
 
 def _is_positive(x: Any) -> bool:

@@ -38,7 +38,8 @@ class GradientCohort:
     `clients`: a "fresh" cohort of those that are trained on (the paper's choice), the "same"
     clients that train, or another population. `loss`: another one than the algorithm minimizes.
     `batch_size`: how many examples a client works on at a time. `held_out`: only of these examples
-    of each client; train without them, `fg.holding_out(algorithm, held_out)`.
+    of each client; train without them, `fg.holding_out(algorithm, held_out)`. A cohort of clients
+    that all have too few for that tells nothing: its `gradient_loss` is NaN, and no step is taken.
     """
 
     clients: Literal["fresh", "same"] | Population = "fresh"
@@ -56,6 +57,12 @@ class GradientCohort:
         require_whole("batch_size", self.batch_size)
         if self.held_out is not None:
             require_rule("fg.GradientCohort", self.held_out)
+
+    def require_some(self, populations: Mapping[str, Population]) -> None:
+        """Refuse populations of which nobody has an example that judges."""
+        if self.held_out is not None:
+            name = "gradient_cohort" if self.cohorts else "cohort"
+            self.held_out.require_some("fg.GradientCohort(held_out=)", populations[name])
 
     @property
     def words(self) -> str:
@@ -79,8 +86,9 @@ class GradientCohort:
         return {"gradient_cohort": self.clients}
 
     def program(self, loss: Loss) -> Program:
-        """Their loss of a model, the mean over examples; compared with that of another model if
-        there is one: (params, before, gradient_cohort) -> (loss, comparison)."""
+        """Their loss of a model, the mean over examples, NaN without any; whether there are any;
+        and how it compares with that of another model, if there is one:
+        (params, before, gradient_cohort) -> (loss, (known, comparison))."""
         at = self.placement
 
         @program(gradient_cohort=at)
@@ -94,12 +102,13 @@ class GradientCohort:
 
             value = own(params)
             with jax.named_scope("loss of the model, weighted"):
-                total = mean(value, weights=examples.count, at=at)
+                total = mean(value, weights=examples.count, at=at, empty=jnp.nan)
+                known = sum_(examples.count, at) > 0
             if before is None:
-                return total, None
+                return total, (known, None)
             with jax.named_scope("comparison with the model before"):
                 value = jax.lax.stop_gradient(value)
-                return total, _compared(value, own(before), examples.count, at)
+                return total, (known, _compared(value, own(before), examples.count, at))
 
         return gradient_loss
 
@@ -110,7 +119,7 @@ def _compared(value: jax.Array, before: jax.Array, count: jax.Array, at: Placeme
     pair = {"difference": value - before, "before": before}
     first = sum_({n: weight * x for n, x in pair.items()}, at)
     second = sum_({n: weight**2 * jnp.stack([x, x**2]) for n, x in pair.items()}, at)
-    total, squares = sum_(count, at).astype(value.dtype), sum_(weight**2, at)
+    total, squares = sum_(weight, at), sum_(weight**2, at)
     means = {n: x / total for n, x in first.items()}
 
     clients = total**2 / squares  # so many of equal weight would tell as much

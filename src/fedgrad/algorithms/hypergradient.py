@@ -36,13 +36,14 @@ class Past:
 
 @dataclass(frozen=True)
 class Found:
-    """What a round found out. The last three are of the model that it began with (parallel) or
+    """What a round found out. The last four are of the model that it began with (parallel) or
     ended with (serial)."""
 
     inner: Any
     metrics: Any
     sensitivity: Any
     loss: Any
+    known: Any  # whether there was an example to judge by: else the loss is NaN, its gradient 0
     comparison: Any
     gradient: dict[str, Any]  # of the loss, by what is learned
 
@@ -55,7 +56,8 @@ Step = Callable[[Past, Hyper, Any, Key, Any], Found]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a step is made of. `loss`: (params, before, gradient_cohort) -> (loss, comparison)."""
+    """What a step is made of. `loss`: (params, before, gradient_cohort) ->
+    (loss, (known, comparison))."""
 
     train: Train
     loss: Program
@@ -73,17 +75,17 @@ def serial(parts: Parts) -> Step:
         raw: Any, inner: Any, before: Any, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any
     ) -> Any:
         new, metrics = parts.train(raw, inner, hyper, cohort, key)
-        value, comparison = parts.loss(new.params, before, gradient_cohort)
-        return value, (new, metrics, comparison)
+        value, judged = parts.loss(new.params, before, gradient_cohort)
+        return value, (new, metrics, judged)
 
     placed = program(outcome, cohort=CLIENTS, gradient_cohort=parts.at)
     derived = value_and_grad(placed, "raw", parts.mode, has_aux=True)
 
     def step(past: Past, hyper: Hyper, cohort: Any, key: Key, gradient_cohort: Any) -> Found:
-        (value, (inner, metrics, comparison)), gradient = derived(
+        (value, (inner, metrics, (known, comparison))), gradient = derived(
             past.learned, past.inner, past.before, hyper, cohort, key, gradient_cohort
         )
-        return Found(inner, metrics, None, value, comparison, gradient)
+        return Found(inner, metrics, None, value, known, comparison, gradient)
 
     return step
 
@@ -120,10 +122,10 @@ def _chained(parts: Parts, after: bool) -> Step:
             now,
         )
         state, chain = (new, horizon.usable(sensitivity)) if after else (past.inner, now)
-        (value, comparison), gradient = slope(state.params, past.before, gradient_cohort)
+        (value, (known, comparison)), gradient = slope(state.params, past.before, gradient_cohort)
         gradient = horizon.slope(state, gradient)
         chained = {name: _chain(gradient, chain[name]) for name in past.learned}
-        return Found(new, metrics, sensitivity, value, comparison, chained)
+        return Found(new, metrics, sensitivity, value, known, comparison, chained)
 
     return step
 

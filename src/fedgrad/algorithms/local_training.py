@@ -1,6 +1,5 @@
 """What a client does in a round: steps of its own optimizer on its own examples."""
 
-import inspect
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -22,6 +21,7 @@ from fedgrad.algorithms.optimizer import (
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.primitives import accumulator, promoting
+from fedgrad.core.signature import asks_for
 from fedgrad.core.types import Batch, Hyper, Key, Params
 
 # (params, model of the server, batch, mask, hyper, key) -> (loss, gradient)
@@ -264,5 +264,5 @@ def _of_clients(given: Any) -> Optimizer:
 def _is_rate(leaf: Any) -> bool:
     """A number, or a function of the round number; not one that makes optimizers."""
     if callable(leaf):
-        return "learning_rate" not in inspect.signature(leaf).parameters
+        return not asks_for(leaf, "learning_rate")
     return is_number(leaf) or type(leaf) is int

@@ -1,7 +1,6 @@
 """Losses: what a user writes, made exact on clients of any size."""
 
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from fedgrad.core.errors import ArgumentError, known_arguments, known_fields
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.primitives import accumulator
 from fedgrad.core.program import broadcast
+from fedgrad.core.signature import asks_for, left_to_pass
 from fedgrad.core.types import Batch, Key, Params
 
 Loss = Callable[..., Any]  # (params, batch) or (params, batch, key) -> one loss per example
@@ -28,7 +28,7 @@ class WithFixed:
     fixed: Any
 
     def __post_init__(self) -> None:
-        signature = inspect.signature(self.fun)
+        signature = left_to_pass(self.fun)
         if "fixed" not in signature.parameters:
             name = getattr(self.fun, "__name__", repr(self.fun))
             raise ArgumentError.here(
@@ -85,7 +85,7 @@ def require_loss(loss: Any) -> None:
     if not callable(loss):
         raise ArgumentError.here(f"{wanted}, got {type(loss).__name__}.")
     try:
-        signature = inspect.signature(loss)
+        signature = left_to_pass(loss)
     except ValueError:  # of C, and says nothing
         return
     try:
@@ -99,8 +99,9 @@ def require_loss(loss: Any) -> None:
 
 
 def takes_key(loss: Loss) -> bool:
-    """Whether a loss is random (has an argument `key`), for example because of dropout."""
-    return "key" in inspect.signature(loss).parameters
+    """Whether a loss is random, for example because of dropout: it has an argument `key` that is
+    not bound yet."""
+    return asks_for(loss, "key")
 
 
 def per_example(loss: Loss, params: Params, batch: Batch, key: Key | None = None) -> jax.Array:

@@ -100,7 +100,7 @@ def race(
     these (its schedules, too), with half the rates of its server (of its clients, if that has
     none). If it is as bad then, the rates were not the reason, and are restored. What learns its
     rates has a guard of its own, and a race in the race watches its own winner; neither is watched.
-    Nobody looks at what comes after the last full twentieth.
+    The final, incomplete twentieth is not checked.
 
     Ranks, because the same clients judge all candidates, so that differences count and not how
     hard the clients of a round are; and because one client with an enormous loss has one voice.
@@ -219,7 +219,7 @@ def race(
         own = jnp.stack([played[n][2] for n in live])
         judged = judges.count > 0
         with jax.named_scope("losses of the candidates, weighted"):
-            losses = mean(own, weights=judges.count)
+            losses = mean(own, weights=judges.count, empty=jnp.nan)
         with jax.named_scope("ranks of the candidates"):
             ranks = mean(_ranks(own), weights=judged)
         seen = [played[n][1].loss for n in live]
@@ -303,8 +303,9 @@ def race(
         return replace(state, candidates=now, watch=known, pace=state.pace * times)
 
     round.__name__ = "race"
+    round.__signature__ = _signature(cohorts)  # type: ignore[attr-defined]
     places = {n: one.round.placements[n] for one in candidates.values() for n in one.cohorts}
-    made = Program(round, {"cohort": CLIENTS, **places}, signature=_signature(cohorts))
+    made = Program(round, {"cohort": CLIENTS, **places})
     executors = {one.round.executor for one in candidates.values()}
     if len(executors) > 1:
         raise ArgumentError.here(
@@ -313,7 +314,7 @@ def race(
         )
     return Algorithm(
         init,
-        replace(made, executor=executors.pop()),
+        made.on(executors.pop()),
         {name: one.hyper for name, one in candidates.items()},
         loss,
         cohorts,

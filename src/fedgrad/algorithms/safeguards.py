@@ -23,13 +23,15 @@ def guarded(
     new: Any,
     wanted: dict[str, Form],
     gradient: dict[str, Any],
+    known: jax.Array,
     good: jax.Array,
     comparison: Comparison | None = None,
 ) -> tuple[Any, jax.Array]:
     """The new state of self-tuning without what has run away, and whether something has.
 
     `good` tells whether the loss is: that of the new model (serial) or of the old one (parallel,
-    which therefore keeps the model before that one to go back to). With a `comparison`, what is to
+    which therefore keeps the model before that one to go back to); true where it is not `known`,
+    because nobody had an example to judge by. With a `comparison`, what is to
     blame for a loss that is not good is stepped back alone, as far as that can be told.
     """
     # An infinite gradient would be projected onto a bound, which is finite.
@@ -43,7 +45,7 @@ def guarded(
     kept = choose(tuned, new.learned, old.learned)
     forgotten = jax.tree.map(jnp.zeros_like, new.sensitivity)
     rejected = jnp.where(tuned & trained, 0, 1).astype(jnp.int32)
-    before = old.inner if old.fallback is None else choose(good, old.inner, old.fallback)
+    before = old.inner if old.fallback is None else choose(good & known, old.inner, old.fallback)
     state = replace(
         new,
         inner=choose(trained, new.inner, before),
@@ -51,17 +53,10 @@ def guarded(
         optimizer=choose(tuned & trained, new.optimizer, old.optimizer),
         sensitivity=choose(trained, new.sensitivity, forgotten),
         fallback=None if old.fallback is None else before,
-        proven=None if comparison is None else _proven(old, comparison, good, trained),
+        proven=None if comparison is None else _proven(old, comparison, good & known, trained),
         rejected=old.rejected + rejected,
     )
     return state, rejected
-
-
-def ran_away(loss: jax.Array, first: jax.Array, times: float) -> jax.Array:
-    """Whether a loss is not finite, or above the first one by so many times its size."""
-    size = jnp.maximum(jnp.abs(first), 1)  # it may be negative, or 0 by chance
-    with promoting():
-        return ~jnp.isfinite(loss) | (loss > first + times * size)
 
 
 # --- losses of two models on the same clients ---------------------------------------------------

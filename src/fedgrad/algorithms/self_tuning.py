@@ -48,8 +48,9 @@ def self_tuning(
     paper, prefers steps that are too small; `math.inf` is the derivative through all rounds so far;
     `fg.Horizon` says more.
 
-    `guard`: a round after which the model is not finite, or its loss not finite or so many times
-    that of the first round, is undone and the learned values are halved. "paired" compares the
+    `guard`: a round after which the model is not finite, or its loss not finite or above the first
+    one (that is not 0) by more than so many times its size, `loss > first + guard * abs(first)`, is
+    undone and the learned values are halved. "paired" compares the
     model with the one before on the same clients, and undoes what is worse by more than chance
     explains; only the hyperparameter that is to blame is stepped back. A hyperparameter step that
     is not finite is left out. All are counted in `metrics.rejected`; None is without a guard.

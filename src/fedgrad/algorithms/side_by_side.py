@@ -1,11 +1,13 @@
 """Many trials of one algorithm at once, on the same clients: vectorised over hyperparameters."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.core.errors import ArgumentError, known_arguments
@@ -16,20 +18,25 @@ from fedgrad.core.types import Hyper, Params, State
 def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
     """An algorithm that runs trials with different hyperparameters together.
 
-    Those leaves of `hyper` that differ are vectors with one entry for each trial, the others are
-    numbers. Then the state and the metrics have a leading axis over trials. All trials see the same
-    cohorts and keys, so they differ in nothing else. `fg.fit` runs it like any other algorithm.
+    Those leaves of `hyper` that differ have one axis more than the algorithm's own, with one entry
+    for each trial: vectors where that has numbers. All trials share the others. Then the state and
+    the metrics have a leading axis over trials. All trials see the same cohorts and keys, so they
+    differ in nothing else. `fg.fit` runs it like any other algorithm. Without `hyper`, the
+    algorithm's own are those of the trials: vectors with one entry for each, and numbers.
     """
     algorithm.require_stateless_clients("side_by_side")
     algorithm.require_one_form("side_by_side")
-    stacked = algorithm.hyper if hyper is None else hyper
+    own = {} if hyper is None else names_of.paths(algorithm.hyper)
+    ranks = {name: jnp.ndim(leaf) for name, leaf in own.items() if jnp.ndim(leaf)}
 
     def init(params: Params, hyper: Hyper | None = None) -> Any:
-        n = _trials(hyper)
+        n = _trials(hyper, ranks)
+        hyper = _stacked(hyper, ranks, n)
         one = jax.vmap(lambda h: algorithm.init(params, h), in_axes=(_axes(hyper),), axis_size=n)
         return one(hyper)
 
     def round(state: State, hyper: Hyper, *args: Any, **more: Any) -> Any:
+        hyper = _stacked(hyper, ranks, len(jax.tree.leaves(state)[0]))
         each = jax.vmap(
             lambda s, h: algorithm.round(s, h, *args, **more), in_axes=(0, _axes(hyper))
         )
@@ -37,9 +44,12 @@ def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
 
     # Once for all that are made of this algorithm, so that a second search compiles nothing again.
     together = algorithm.round.once(
-        "side by side", lambda: wrapped(algorithm.round, round, "side_by_side")
+        ("side by side", *ranks.items()), lambda: wrapped(algorithm.round, round, "side_by_side")
     )
-    together = replace(together, executor=algorithm.round.executor)
+    together = together.on(algorithm.round.executor)
+    stacked = algorithm.hyper if hyper is None else hyper
+    if ranks:
+        stacked = _stacked(stacked, ranks, _trials(stacked, ranks))
     return replace(algorithm, init=init, round=together, hyper=stacked)
 
 
@@ -47,8 +57,23 @@ def _axes(hyper: Hyper) -> Any:
     return jax.tree.map(lambda leaf: 0 if jnp.ndim(leaf) else None, hyper)
 
 
-def _trials(hyper: Hyper) -> int:
-    sizes = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(hyper) if jnp.ndim(leaf)}
+def _stacked(hyper: Hyper, ranks: Mapping[str, int], trials: int) -> Hyper:
+    """Hyperparameters whose arrays all have a leading axis of trials. `ranks`: of what is an array
+    in one trial already, by dotted name."""
+    shared = {
+        name: leaf
+        for name, leaf in names_of.paths(hyper).items()
+        if 0 < jnp.ndim(leaf) <= ranks.get(name, 0)
+    }
+    if not shared:
+        return hyper
+    rows = {n: jnp.broadcast_to(leaf, (trials, *jnp.shape(leaf))) for n, leaf in shared.items()}
+    return names_of.replace(hyper, rows)
+
+
+def _trials(hyper: Hyper, ranks: Mapping[str, int]) -> int:
+    named = names_of.paths(hyper).items()
+    sizes = {jnp.shape(leaf)[0] for n, leaf in named if jnp.ndim(leaf) > ranks.get(n, 0)}
     if len(sizes) != 1:
         raise ArgumentError.here(
             f"Hyperparameters of trials side by side are vectors of one length, found lengths "

@@ -1,7 +1,6 @@
 """The round of an algorithm with something around it: the same arguments, the same clients."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from fedgrad.core.program import Program
@@ -11,5 +10,5 @@ def wrapped(inner: Program, around: Callable[..., Any], name: str) -> Program:
     """A round whose function is `around`, which calls `inner` and takes what that takes. It is
     called `name(...)`, unless that is a whole name already, and runs where the inner one does."""
     around.__name__ = name if name.endswith(")") else f"{name}({inner.name})"
-    made = Program(around, dict(inner.placements), signature=inner.signature)
-    return replace(made, executor=inner.executor)
+    around.__signature__ = inner.signature  # type: ignore[attr-defined]
+    return Program(around, dict(inner.placements), inner.executor)

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedgrad.clients.padding import padded
 from fedgrad.clients.shuffle import permuted
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.types import Batch, Key
 
 Carry = TypeVar("Carry")
@@ -61,36 +62,49 @@ class Examples:
         store = jax.tree.map(lambda x: padded([jnp.asarray(x)], 2 * count), arrays)
         return cls(store, jnp.int32(0), jnp.int32(count), count)
 
-    def take(self, indices: jax.Array) -> Batch:
-        """The examples at these indices; an index past the end gives the last example."""
+    def take(self, indices: Any) -> Batch:
+        """The examples at these indices; an index past the end gives the last example. One below 0
+        is refused, or gives the first where it is known only when the program runs."""
         rows = self.offset + self.index(indices)
         return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), self.store)
 
-    def index(self, indices: jax.Array) -> jax.Array:
+    def index(self, indices: Any) -> jax.Array:
         """Where in the client's own data the examples at these indices are: the same, unless these
         are a part of them (`fg.HeldOut`). So a client can keep something for each example."""
+        _require_places("indices", indices)
         places = jnp.clip(jnp.asarray(indices, jnp.int32), 0, self.count - 1)
         if self.part is None:
             return places
         return permuted(self.part.key, self.part.all, self.part.first + places)
 
     def batch(self, start: Any, size: int) -> tuple[Batch, jax.Array]:
-        """Examples start ... start + size - 1, and which of them exist (others are arbitrary)."""
-        start = jnp.asarray(start, jnp.int32)
+        """Examples start ... start + size - 1, and which of them exist; the others repeat the last.
+        A start below 0 is refused, or is 0 where it is known only when the program runs."""
+        _require_places("start", start)
+        require_whole("size", size)
+        start = jnp.maximum(jnp.asarray(start, jnp.int32), 0)
         places = start + jnp.arange(size, dtype=jnp.int32)
-        mask = places < self.count
+        # Beyond all examples a place may wrap.
+        mask = (places >= 0) & (places < self.count)
+        last = jnp.maximum(self.count - 1, 0)
         if size > self.capacity or self.part is not None:
-            return self.take(places), mask
-        # The store has `capacity` spare rows at its end, so that a slice is never shifted back.
-        begin = self.offset + start
-        rows = jax.tree.map(
-            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, begin, size), self.store
-        )
-        return rows, mask
+            return self.take(jnp.where(mask, places, last)), mask
 
-    def shuffled(self, key: Key, indices: jax.Array | None = None) -> jax.Array:
+        def rows(leaf: jax.Array) -> jax.Array:
+            # The store has `capacity` spare rows at its end, so that a slice is never shifted back.
+            found = jax.lax.dynamic_slice_in_dim(leaf, self.offset + start, size)
+            # A neighbor's rows may be anything: with NaN in them, no mask of a loss would help its
+            # gradient.
+            own = jnp.expand_dims(mask, range(1, leaf.ndim))
+            return jnp.where(own, found, jax.lax.dynamic_slice_in_dim(leaf, self.offset + last, 1))
+
+        return jax.tree.map(rows, self.store), mask
+
+    def shuffled(self, key: Key, indices: Any = None) -> jax.Array:
         """These places (by default all) of a random order of the indices 0 ... count - 1, which is
         followed by those that do not exist. Asking for a few places costs only a few."""
+        if indices is not None:
+            _require_places("indices", indices)
         places = jnp.arange(self.capacity) if indices is None else indices
         places = jnp.asarray(places, jnp.int32)
         return jnp.where(places < self.count, permuted(key, self.count, places), places)
@@ -116,6 +130,10 @@ class Examples:
         The loop can be differentiated in every mode; where nothing is pulled back through it, the
         executor ends it after this client's last batch instead of the largest client's.
         """
+        require_whole("batch_size", batch_size)
+        for name, amount in (("epochs", epochs), ("steps", steps)):
+            if isinstance(amount, int | float | np.number):
+                require_whole(name, amount, least=0)
         batches = -(-self.count // batch_size)
         whole = -(-self.capacity // batch_size)
         told = "index" in inspect.signature(step).parameters
@@ -143,6 +161,18 @@ class Examples:
             jax.lax.fori_loop(0, steps, body, carry)
             if most is None
             else repeat(body, carry, steps, most)
+        )
+
+
+def _require_places(name: str, places: Any) -> None:
+    """Refuse an index below 0, where it is known: it would be another client's example."""
+    if isinstance(places, jax.core.Tracer):
+        return
+    least = np.min(np.asarray(places), initial=0)
+    if least < 0:
+        raise ArgumentError.here(
+            f"{name}={least}: a client's examples are numbered from 0 on. Count from the "
+            "end with count: examples.take(examples.count - 1)."
         )
 
 

@@ -1,9 +1,11 @@
 """Examples of each client that are kept from training, to judge what was trained on the others."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedgrad.clients.examples import Examples, Part
 from fedgrad.core.errors import ArgumentError, known_fields
@@ -43,11 +45,25 @@ class HeldOut:
                 )
             return examples, self._held(examples, part.all, examples.count)
         count = examples.count
-        nearest = jnp.floor(count.astype(jnp.float32) * self.fraction + 0.5).astype(count.dtype)
-        # A node may have no examples at all.
-        left = count - jnp.clip(nearest, 0, jnp.maximum(count - 1, 0))
+        left = count - self.number(count)
         train = replace(examples, count=left, part=self._part(count, jnp.zeros_like(count), False))
         return train, self._held(examples, count, left)
+
+    def number(self, count: jax.Array) -> jax.Array:
+        """How many of so many examples are held out."""
+        nearest = jnp.floor(count.astype(jnp.float32) * self.fraction + 0.5).astype(count.dtype)
+        # A node may have no examples at all.
+        return jnp.clip(nearest, 0, jnp.maximum(count - 1, 0))
+
+    def require_some(self, what: str, clients: Any) -> None:
+        """Refuse a population in which nobody holds anything out, where that is known."""
+        counts = clients.counts
+        if counts is not None and not np.any(self.number(jnp.asarray(counts))):
+            raise ArgumentError.here(
+                f"{what}: none of the {len(counts)} clients holds out an example by {self}; they "
+                f"have at most {int(np.max(counts))} each, so there is nothing to judge by. Hold "
+                "out a larger fraction, or judge by other clients."
+            )
 
     def _held(self, examples: Examples, count: jax.Array, first: jax.Array) -> Examples:
         most = min(examples.capacity, int(examples.capacity * self.fraction + 0.5) + 1)

@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import jax
+import numpy as np
 
 from fedgrad.core.notebook import cell, place
 
@@ -169,7 +170,7 @@ def _requires(
 
 def require_whole(name: str, value: object, least: int = 1) -> None:
     """Refuse what is no number of rounds, clients, examples ..."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ArgumentError.here(f"{name}={value!r}: give a whole number of at least {least}.")
 
 

@@ -155,6 +155,12 @@ def common(*arrays: Any) -> Any:
         return jnp.result_type(*arrays)
 
 
+def wide(dtype: Any) -> Any:
+    """The dtype in which a sum over clients is accumulated: no float narrower than float32."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return jnp.float32 if narrow else dtype
+
+
 def accumulator(tree: Any) -> Any:
     """What to add up many numbers like these in: nothing narrower than float32."""
     return common(jnp.float32, *jax.tree.leaves(tree))

@@ -32,6 +32,7 @@ from fedgrad.core.primitives import (
     source_p,
     sum_p,
 )
+from fedgrad.core.signature import left_to_pass
 from fedgrad.core.types import Key
 
 
@@ -51,26 +52,27 @@ class Program:
 
     Client arguments are stacked pytrees (a leading axis over clients) or cohorts. Called inside
     another program, it is simply a part of that program, and sees one client's values.
+
+    A `fun` with a method `derive` is a derivative that is made, of arguments that were read,
+    instead of traced (trace.py).
     """
 
     fun: Callable[..., Any]
     placements: dict[str, Placement]
     executor: Executor | None = None
     derived: bool = False  # it is a derivative of another program
-    # How a derivative is made, of arguments that were read, instead of traced (trace.py).
-    derive: Callable[[Any], Any] | None = dataclasses.field(default=None)
-    signature: inspect.Signature = dataclasses.field(default=None)  # type: ignore[assignment]
     # Looks at where each part of the result is, when the program is traced, and may refuse it.
     look: Callable[[Any], None] | None = dataclasses.field(default=None)
-    # What has been made of the program: shared by copies, so that `.on(...)` compiles only once.
-    made: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # Follow from the fields above, so that `dataclasses.replace` makes them anew: the arguments of
+    # `fun`, and what has been made of the program, which `.on(...)` shares to compile only once.
+    signature: inspect.Signature = dataclasses.field(init=False)
+    made: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for attribute in (*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"):
             value = self.fun if attribute == "__wrapped__" else getattr(self.fun, attribute, None)
             object.__setattr__(self, attribute, value)
-        if self.signature is None:
-            object.__setattr__(self, "signature", _signature(self.fun))
+        object.__setattr__(self, "signature", left_to_pass(self.fun))
         parameters = self.signature.parameters
         for name, placement in self.placements.items():
             if name not in parameters:
@@ -99,9 +101,11 @@ class Program:
         """The placements of the arguments, by name."""
         return tuple(dict.fromkeys(p.name for p in self.placements.values()))
 
-    def on(self, executor: Executor) -> "Program":
-        """The same program, run by another executor."""
-        return dataclasses.replace(self, executor=executor)
+    def on(self, executor: Executor | None) -> "Program":
+        """The same program, run by another executor; None is the default one."""
+        same = dataclasses.replace(self, executor=executor)
+        object.__setattr__(same, "made", self.made)
+        return same
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, defaults filled in."""
@@ -163,14 +167,6 @@ def program(fun: Callable[..., Any] | None = None, /, **placements: Placement) -
     return Program(fun, dict(placements))
 
 
-def _signature(fun: Callable[..., Any]) -> inspect.Signature:
-    """What is left to pass: a keyword that functools.partial has bound is no argument."""
-    signature = inspect.signature(fun)
-    bound = fun.keywords if isinstance(fun, functools.partial) else {}
-    left = [p for name, p in signature.parameters.items() if name not in bound]
-    return signature.replace(parameters=left)
-
-
 _default: contextvars.ContextVar[Executor] = contextvars.ContextVar("fedgrad_executor")
 _installed: list[Executor] = []
 
@@ -211,8 +207,9 @@ def sum(x: Any, at: Placement = CLIENTS) -> Any:
     """Sum a client value over all clients of its placement; the result is at the server.
 
     Floating and complex dtypes are kept (float16 and bfloat16 are accumulated in float32).
-    Integers and bools are widened first, as `jnp.sum` does, so that small ones cannot overflow:
-    bool and signed to int32 (int64 under x64), unsigned to uint32 (uint64).
+    Integers and bools are widened first, as `jnp.sum` does: bool and signed to int32 (int64 under
+    x64), unsigned to uint32 (uint64). Their sum is exact, and wraps where that of `jnp.sum` does,
+    at 2^31 without x64: cast what may be larger, `fg.sum(x.astype(float))`.
     """
     _require_inside("sum", at)
     return jax.tree.map(lambda leaf: sum_p.bind(_summable(leaf), placement=at.name), x)
@@ -225,9 +222,10 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
     A client of weight 0 does not count at all, even if its `x` is NaN: so a client is dropped by
     giving it weight 0. If nobody counts (all weights are zero), the mean is `empty`, with a zero
     derivative; where weights cancel each other out (1 and -1) and the weighted values do not, it
-    is a division by zero instead. Complex weights give a complex mean. Integers are averaged as
-    floats, float16 and bfloat16 in float32. However many means a program takes, the number of
-    clients, and the sum of the same weights, is sent once.
+    is a division by zero instead. Complex weights give a complex mean. Integers, and weights that
+    are integers, are added up as floats, which do not wrap; float16 and bfloat16 in float32.
+    However many means a program takes, the number of clients, and the sum of the same weights, is
+    sent once; inside of a loop, once per iteration.
     """
     if weights is None:
         _require_inside("mean", at)
@@ -239,10 +237,11 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
             f"fg.mean takes one weight per client, so a scalar in the view of one client; got "
             f"shape {weights.shape}. Multiply first if you mean an elementwise product."
         )
-    if jnp.issubdtype(weights.dtype, jnp.inexact):
+    derivable = jnp.issubdtype(weights.dtype, jnp.inexact)
+    if weights.dtype != jnp.bool_:  # of those there are at most as many as clients
         weights = _floating(weights)
     counts = weights != (False if weights.dtype == jnp.bool_ else 0)
-    if jnp.issubdtype(weights.dtype, jnp.inexact):
+    if derivable:
         weights = source_p.bind(weights, counts)  # it may depend on what it weighs
     with jax.named_scope("weight"):
         total = sum(weights, at)

@@ -43,6 +43,7 @@ from fedgrad.core.primitives import (
     source_p,
     sum_p,
     where,
+    wide,
 )
 from fedgrad.core.program import Program
 
@@ -68,7 +69,8 @@ def struct(value: Value) -> jax.ShapeDtypeStruct:
 
 def trace(program: Program, arguments: Arguments) -> Traced:
     """Trace and check one client's view of the program."""
-    if program.derive is None:
+    derive = getattr(program.fun, "derive", None)
+    if derive is None:
         made = traced(
             lambda *leaves: program.call(arguments.rebuild(leaves)),
             arguments.values,
@@ -76,7 +78,7 @@ def trace(program: Program, arguments: Arguments) -> Traced:
             derived=program.derived,
         )
     else:
-        made = program.derive(arguments)
+        made = derive(arguments)
     for value in made.graph.outputs:
         if value.shared:
             raise ArgumentError.here(
@@ -342,7 +344,7 @@ class _Reader:
         # The sum of a constant is the constant times the number of clients, which is sent once.
         def times_count(x: jax.Array) -> jax.Array:
             count = sum_p.bind(jnp.int32(1), placement=placement)  # as fg.mean counts
-            return x * count.astype(x.dtype)
+            return (x.astype(wide(x.dtype)) * count.astype(wide(x.dtype))).astype(x.dtype)
 
         jaxpr = jax.make_jaxpr(times_count)(jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype))
         return self.run(jaxpr, [x], source)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fedgrad.aggregate import sums
 from fedgrad.core.arguments import ClientData, parts
 from fedgrad.core.errors import CohortError
+from fedgrad.core.primitives import source_p
 from fedgrad.executors.devices import Devices
 from fedgrad.executors.sharded import AtHome
 
@@ -176,6 +177,9 @@ def map_sum(
     """The sums over the clients of a device, in the dtype in which they were added up, and what
     stays with each of them (stacked). `counts`: who counts in the sums; None: everybody."""
     n, chunk = clients.count, clients.at_a_time
+    if counts is not None:
+        derived = None if work.to_derive is None else _seated(work.to_derive)
+        work, each = Work(_seated(work.run), derived), [counts, *each]
     if chunk == n:
         up, kept = _vmap(work, n, down, shared, each)
         return [sums.stacked(x, counts) for x in up], kept
@@ -198,7 +202,22 @@ def map_sum(
     # The chunks are counted along: a list of their numbers would grow with the cohort.
     first = (jnp.int32(0), [sums.zero(s) for s in clients.sums])
     (_, totals), kept = jax.lax.scan(step, first, None, length=steps)
-    return [sums.finish(s, s[0].dtype) for s in totals], [_joined(k, n, chunk) for k in kept]
+    return [sums.finish(s) for s in totals], [_joined(k, n, chunk) for k in kept]
+
+
+def _seated(one: OneClient) -> OneClient:
+    """The work of a seat that may be empty, as the first of its values says. An empty one computes
+    with whatever rows are there; if that is NaN, `jax.grad` must not pull it back."""
+
+    def seated(down: list[Any], shared: list[Any], each: list[Any]) -> Any:
+        taken, *own = each
+
+        def mark(x: Any) -> Any:
+            return source_p.bind(x, taken) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+        return one([mark(x) for x in down], shared, [mark(x) for x in own])
+
+    return seated
 
 
 def _vmap(

@@ -49,7 +49,8 @@ class KeepBest:
             return here
         sign = -1 if self.maximize else 1
         values = [np.asarray(one.value) for one in (here, best)]
-        new, old = (np.where(np.isnan(v), np.inf, sign * v) for v in values)
+        signed = (sign * v.astype(float) for v in values)
+        new, old = (np.where(np.isnan(v), np.inf, v) for v in signed)
         won = new < old
         if won.all() or not won.any():
             return here if won.all() else best

@@ -116,6 +116,8 @@ class Course:
                     f"Training takes a population, from which cohorts are sampled, got "
                     f"{type(population).__name__}. Write fg.population([client_0, client_1, ...])."
                 )
+        if algorithm.require is not None:
+            algorithm.require(populations)
         cohort_size = usual_cohort(len(clients)) if cohort_size is None else cohort_size
         key = usual_key(key)
         require_whole("cohort_size", cohort_size, least=0)

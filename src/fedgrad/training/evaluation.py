@@ -4,7 +4,7 @@ import copy
 import itertools
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -81,6 +81,8 @@ class Evaluation:
         require_whole("batch_size", batch_size)
         if held_out is not None:
             require_rule("fg.Evaluation", held_out)
+            if isinstance(clients, Population):
+                held_out.require_some("fg.Evaluation(held_out=)", clients)
         if per_client and self.metrics is not None:
             self.metrics += tuple(spreads.names(metrics))
         self.program, self.of = means(metrics, batch_size, held_out, per_client), clients
@@ -158,7 +160,7 @@ class Evaluation:
             return jax.vmap(lambda p: one(p, clients))(params)
 
         each = one.once("side by side", lambda: program(evaluate_each, clients=CLIENTS))
-        return self._with(replace(each, executor=one.executor))
+        return self._with(each.on(one.executor))
 
     def _with(self, program: Program) -> "Evaluation":
         found = copy.copy(self)

@@ -103,8 +103,9 @@ def fit(
 
     `cohort_size`: how many clients take part in a round; by default a tenth of them, but at least
     10 (or all, if there are fewer) and at most 50. `key`: `jax.random.key(0)`, if nothing is said.
-    The clients of a round, and its key, depend on `key` and on the number of the round only, so
-    runs of different algorithms with one key see the same clients in the same order. Where it
+    The clients of a round, and its key, depend on `key`, the number of the round, and how many
+    clients there are and take part: runs of different algorithms with one key see the same
+    clients in the same order. Where it
     runs and what it starts with belong to the algorithm: `algorithm.on(executor)`,
     `algorithm.starting(hyper)`.
 

@@ -91,8 +91,8 @@ class History(Mapping[str, np.ndarray]):
     def record(self, round: int, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of a round. Only `fg.fit` does this."""
         for name, value in metrics.items():
+            value = np.asarray(value)
             if name not in self._columns:
-                value = np.asarray(value)
                 self._columns[name] = _Column(
                     np.empty(0, np.int64), np.empty((0, *value.shape), value.dtype)
                 )
@@ -118,7 +118,10 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _Column:
-    """An array that grows: a round costs an assignment, not a copy of all rounds before it."""
+    """An array that grows: a round costs an assignment, not a copy of all rounds before it.
+
+    Its dtype is one that holds every number exactly, so it may become wider.
+    """
 
     def __init__(self, rounds: np.ndarray, values: np.ndarray) -> None:
         self._rounds, self._values, self._size = rounds, values, len(rounds)
@@ -131,17 +134,37 @@ class _Column:
     def values(self) -> np.ndarray:
         return _read_only(self._values[: self._size])
 
-    def append(self, name: str, round: int, value: Any) -> None:
-        shape = np.shape(value)
-        if shape != self._values.shape[1:]:
+    def append(self, name: str, round: int, value: np.ndarray) -> None:
+        if value.shape != self._values.shape[1:]:
             raise MetricError.here(
-                f"The metric {name!r} has shape {shape} in round {round}, and had "
+                f"The metric {name!r} has shape {value.shape} in round {round}, and had "
                 f"{self._values.shape[1:]} before. Give it the same shape in every round."
             )
+        if value.dtype != self._values.dtype:
+            self._widen(name, round, value)
         if self._size == len(self._rounds):
             self._rounds, self._values = _grown(self._rounds), _grown(self._values)
         self._rounds[self._size], self._values[self._size] = round, value
         self._size += 1  # last: an interrupt before this leaves the column as it was
+
+    def _widen(self, name: str, round: int, value: np.ndarray) -> None:
+        """Make room for a value of another dtype; refuse one beside which another would change."""
+        dtype = np.result_type(self._values.dtype, value.dtype)
+        if not all(_fits(x, dtype) for x in (self._values[: self._size], value)):
+            raise MetricError.here(
+                f"The metric {name!r} is {value.dtype} in round {round}, and was "
+                f"{self._values.dtype} before. Some of these integers are too large for a float, "
+                "which both would have to be. Give floats, or integers, in every round."
+            )
+        self._values = self._values.astype(dtype, copy=False)
+
+
+def _fits(values: np.ndarray, dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype holds these numbers exactly: a float has fewer digits than an integer."""
+    if values.dtype.kind not in "iu" or dtype.kind != "f":
+        return True
+    # A float that was rounded up may be above every integer, so Python's integers are compared.
+    return bool(np.all(values.astype(dtype).astype(object) == values.astype(object)))
 
 
 def _grown(old: np.ndarray) -> np.ndarray:

@@ -78,17 +78,19 @@ def means(
         zero = jnp.zeros((), accumulator(params))
         own = examples.fold(add, dict.fromkeys(summed, zero), batch_size)
 
+        # All of them may be more than an int32 can count.
+        own_count = examples.count.astype(zero.dtype)
+
         def pairs(totals: dict[str, jax.Array], count: jax.Array) -> dict[str, Any]:
-            count = count.astype(zero.dtype)
             return {name: (totals[name], totals.get(_whole(name), count)) for name in metrics}
 
         totals = {}
         for name, value in own.items():
             with jax.named_scope(f"metric {name.replace('/', ' ')}"):
                 totals[name] = sum(value)
-        sums = pairs(totals, sum(examples.count))
+        sums = pairs(totals, sum(own_count))
         found = {name: top / bottom for name, (top, bottom) in sums.items()}
-        return found, sums, pairs(own, examples.count) if per_client else {}
+        return found, sums, pairs(own, own_count) if per_client else {}
 
     return evaluate
 

@@ -14,7 +14,6 @@ from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.loop import Loop, Played
 from fedgrad.training.progress import Display
 from fedgrad.training.search_folder import SearchFolder, Standing
-from fedgrad.training.space import with_trial
 
 TOGETHER = 256 * 2**20  # bytes of state that trials may have together
 
@@ -53,7 +52,7 @@ class Climb:
 
     def _part(self, number: int, places: np.ndarray, begin: int, end: int) -> Any:
         together, trials = self.course.algorithm, self.alive[places]
-        hyper = with_trial(together.hyper, self.tried, trials)
+        hyper = _take(together.hyper, trials)
         course = replace(self.course, algorithm=replace(together, hyper=hyper))
         first = Played(begin, _take(self.state, places))
         name = f"rung-{self.rung}/part-{number + 1}"
@@ -104,6 +103,7 @@ class Climb:
 
 
 def _take(tree: Any, trials: Any) -> Any:
+    """Those of some trials: every array has a leading axis of trials, and they share numbers."""
     return jax.tree.map(lambda leaf: leaf[trials] if jnp.ndim(leaf) else leaf, tree)
 
 

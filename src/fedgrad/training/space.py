@@ -146,11 +146,17 @@ def _require_names(algorithm: Algorithm, space: Any) -> None:
             f"A search needs something to try, by name, got {space!r:.60}: "
             f'space={{"server.learning_rate": fg.log_uniform(1e-3, 10)}}.'
         )
-    known, scheduled = list(names_of.paths(algorithm.hyper)), names_of.schedules(algorithm.hyper)
+    known, scheduled = names_of.paths(algorithm.hyper), names_of.schedules(algorithm.hyper)
     for name in space:
         names_of.require_number(name, scheduled.get(name), "drawn")
         if name not in known:
             raise ArgumentError.here(f"There is no hyperparameter {name!r}.", str(name), known)
+        if shape := jnp.shape(known[name]):
+            raise ArgumentError.here(
+                f"{name!r} is {jnp.result_type(known[name])}{list(shape)}, and a search tries "
+                "numbers: a list has one for each trial. Give each entry of the array a name, "
+                f"{{{name!r}: {{'a': 0.1, 'b': 1.0}}}}, or search over a number that multiplies it."
+            )
 
 
 def _require_ordered(what: str, low: Any, high: Any) -> None:

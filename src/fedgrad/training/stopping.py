@@ -52,6 +52,7 @@ def early_stop(
     sign = -1 if maximize else 1
 
     def judge(values: np.ndarray) -> str | None:
+        values = np.asarray(values, float)  # the negative of an unsigned integer is not one
         values = np.where(np.isnan(values), np.inf, sign * values)  # no improvement
         recent, before = values[-patience:], values[:-patience]
         if not len(before) or np.any(recent.min(0) < before.min(0) - improvement):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,8 +75,8 @@ def told(replies: Sequence[Message], names: Iterable[str]) -> Told | None:
     """What the replies tell, which is taken out of them: the strategy finds what it knows, exactly
     one record of arrays and one of metrics. None if no client answered."""
     tangents: dict[str, list[ArrayRecord | None]] = {name: [] for name in names}
-    total: Arrays = {}
-    examples = loss = 0.0
+    gradients: dict[int, tuple[float, ArrayRecord]] = {}  # how many examples it is a mean over
+    loss = 0.0
     for reply in replies:
         if reply.has_error():
             for found in tangents.values():
@@ -86,11 +87,17 @@ def told(replies: Sequence[Message], names: Iterable[str]) -> Told | None:
         about, gradient = _required(own, ABOUT, node), _required(own, GRADIENT, node)
         for name, found in tangents.items():
             found.append(_required(own, TANGENT + name, node))
-        count = about["examples"]
-        examples, loss = examples + count, loss + count * about["loss"]
-        _add(total, gradient, count, node)
+        gradients[node] = about["examples"], gradient
+        loss += about["examples"] * about["loss"]
+    examples = sum(count for count, _ in gradients.values())
     if not examples > 0:
         return None
+    _require_same_arrays({node: gradient for node, (_, gradient) in gradients.items()})
+    shapes = {name: array.shape for name, array in next(iter(gradients.values()))[1].items()}
+    total = {name: np.zeros(shape) for name, shape in shapes.items()}  # double: sums of many
+    for count, gradient in gradients.values():
+        for name, array in gradient.items():
+            total[name] += count * array.numpy()
     return Told(loss / examples, {n: x / examples for n, x in total.items()}, tangents)
 
 
@@ -112,16 +119,20 @@ def _required(own: dict[str, Any], name: str, node: int) -> Any:
     )
 
 
-def _add(total: Arrays, gradient: ArrayRecord, count: float, node: int) -> None:
-    if not total:
-        total.update({n: np.zeros(a.shape) for n, a in gradient.items()})  # double: sums of many
-    if {n: x.shape for n, x in total.items()} != {n: tuple(a.shape) for n, a in gradient.items()}:
+def _require_same_arrays(gradients: Mapping[int, ArrayRecord]) -> None:
+    """Refuse a gradient that is of other arrays than most are. Flower gives replies in any order,
+    so the first one need not be the right one."""
+    shapes = {
+        node: {name: tuple(array.shape) for name, array in sorted(gradients[node].items())}
+        for node in sorted(gradients)
+    }
+    ((usual, _),) = Counter(map(str, shapes.values())).most_common(1)
+    odd = next((node for node in shapes if str(shapes[node]) != usual), None)
+    if odd is not None:
         raise FederationError.here(
-            f"The gradient of node {node} has other names or shapes than that of the nodes before "
-            "it: all clients train the same arrays of the model."
+            f"The gradient of node {odd} has other names or shapes than those of most nodes: "
+            f"{shapes[odd]} and {usual}. All clients train the same arrays of the model."
         )
-    for name, array in gradient.items():
-        total[name] += count * array.numpy()
 
 
 def shifted(reply: Message, tangent: ArrayRecord | None = None, by: float = 0.0) -> Message:

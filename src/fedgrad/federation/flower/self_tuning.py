@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import optax
 
+from fedgrad.core.divergence import ran_away
 from fedgrad.core.errors import ArgumentError, needs
 from fedgrad.federation.flower import nudging
 from fedgrad.federation.flower.coordinates import Bounds
@@ -45,9 +46,9 @@ class SelfTuning(Strategy):
     number nudged. `optimizer`: of the numbers' coordinates, an optax optimizer.
 
     `guard`: a round after which the model is not finite, or its loss not finite or above the first
-    one by so many times, is undone and the learned numbers are halved. None only keeps the model
-    finite. The metrics of each round have the numbers it used, as "hyper.lr", and how often
-    something was undone so far, as "fedgrad.rejected".
+    one (that is not 0) by more than so many times its size, is undone and the learned numbers are
+    halved. None only undoes what is not finite. The metrics of each round have the numbers it used,
+    as "hyper.lr", and how often something was undone so far, as "fedgrad.rejected".
     """
 
     def __init__(
@@ -201,14 +202,13 @@ class SelfTuning(Strategy):
     # --- what must not happen -------------------------------------------------------------------
 
     def _ran_away(self, loss: float) -> bool:
-        if self._first is None:
-            if not math.isfinite(loss):
+        if not self._first:  # one of 0 says nothing about others
+            if self._first is None and not math.isfinite(loss):
                 raise FederationError.here(
                     f"The loss of the first model is {loss}, so there is nothing to learn from."
                 )
             self._first = loss
-        limit = self._first + self.guard * max(abs(self._first), 1.0)
-        return self._before is not None and not loss <= limit
+        return self._before is not None and bool(ran_away(loss, self._first, self.guard))
 
     def _gone_back(self, why: str) -> ArrayRecord:
         """The model before the last round, with its strategy. The same numbers would lead there

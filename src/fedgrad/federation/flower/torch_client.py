@@ -52,7 +52,8 @@ def torch_sgd(
 ) -> Trained:
     """Train the model in place as `torch.optim.SGD` does, a step for each batch, with the learning
     rate of the server's `config`, where it is called `lr`; and find what a server that tunes itself
-    wants to know besides.
+    wants to know besides. As there, a step leaves a parameter alone that its loss does not depend
+    on: neither weight decay nor momentum moves it.
 
     That is the gradient of `loss(model, batch)` before training, over the same batches or those of
     `gradient_from` (held-out examples), and, if the learning rate is learned, the tangent of the
@@ -80,16 +81,18 @@ def torch_sgd(
             count, value = _examples(batch), _value(loss, model, batch)
             examples, total = examples + count, total + count * float(value.detach())
             gradient = _gradient(value, weights, again=tangent)
-            if tangent:  # the derivatives by the rate: of the step, and of the velocity
-                step = _sum(_product(gradient, weights, along), weight_decay, along)
-                turning = _sum(step, momentum, turning)
+            bend = _product(gradient, weights, along) if tangent else []
             with torch.no_grad():
-                step = _sum([g.detach() for g in gradient], weight_decay, weights)
-                velocity = _sum(step, momentum, velocity)
-                if tangent:
-                    along = _sum(_sum(along, -1.0, velocity), -rate, turning)
-                for weight, v in zip(weights, velocity, strict=True):
-                    weight.sub_(v, alpha=rate)
+                for i, g in enumerate(gradient):
+                    if g is None:  # SGD leaves it alone: no decay, and no step by its velocity
+                        continue
+                    step = _plus(g.detach(), weight_decay, weights[i])
+                    velocity[i] = _plus(step, momentum, velocity[i])
+                    if tangent:  # the derivatives by the rate: of the velocity, and of the weight
+                        step = _plus(bend[i], weight_decay, along[i])
+                        turning[i] = _plus(step, momentum, turning[i])
+                        along[i] = along[i] - velocity[i] - rate * turning[i]
+                    weights[i].sub_(velocity[i], alpha=rate)
     if not examples:
         raise ArgumentError.here("There is no batch to train on.")
     if tangent:
@@ -105,7 +108,8 @@ def _found(model: Any, loss: Loss, batches: Iterable[Any]) -> dict[str, Any]:
         for batch in batches:
             count, value = _examples(batch), _value(loss, model, batch)
             gradient = _gradient(value, [*params.values()])
-            total = [t + count * g for t, g in zip(total, gradient, strict=True)]
+            pairs = zip(total, gradient, strict=True)
+            total = [t if g is None else t + count * g for t, g in pairs]
             mean, examples = mean + count * float(value.detach()), examples + count
     if not examples:
         raise ArgumentError.here("There is no batch, so there is no gradient.")
@@ -130,30 +134,27 @@ def _value(loss: Loss, model: Any, batch: Any) -> Any:
 
 
 def _gradient(value: Any, params: Tensors, again: bool = False) -> Tensors:
-    found = torch.autograd.grad(value, params, create_graph=again, allow_unused=True)
-    return _filled(found, params)
+    """The gradient, None for parameters that the value does not depend on."""
+    return torch.autograd.grad(value, params, create_graph=again, allow_unused=True)
 
 
 def _product(gradient: Tensors, params: Tensors, along: Tensors) -> Tensors:
     """The Hessian times a direction, which is the gradient of the gradient along it."""
-    pairs = [(g, s) for g, s in zip(gradient, along, strict=True) if g.requires_grad]
+    both = zip(gradient, along, strict=True)
+    pairs = [(g, s) for g, s in both if g is not None and g.requires_grad]
     if not pairs:  # the loss is linear
         return _zeros(params)
     slopes, directions = zip(*pairs, strict=True)
-    return _filled(torch.autograd.grad(slopes, params, directions, allow_unused=True), params)
+    found = torch.autograd.grad(slopes, params, directions, allow_unused=True)
+    return [torch.zeros_like(p) if x is None else x for x, p in zip(found, params, strict=True)]
 
 
-def _filled(found: Tensors, params: Tensors) -> Tensors:
-    pairs = zip(found, params, strict=True)
-    return [torch.zeros_like(p) if x is None else x for x, p in pairs]
-
-
-def _zeros(params: Iterable[Any]) -> Tensors:
+def _zeros(params: Iterable[Any]) -> list[Any]:
     return [torch.zeros_like(p) for p in params]
 
 
-def _sum(x: Tensors, factor: float, y: Tensors) -> Tensors:
-    return [a + factor * b for a, b in zip(x, y, strict=True)] if factor else x
+def _plus(x: Any, factor: float, y: Any) -> Any:
+    return x + factor * y if factor else x
 
 
 def _examples(batch: Any) -> int:
