@@ -92,7 +92,7 @@ endif
 
 # Some systems ship python3 without ensurepip, and then a venv cannot make its own pip: it gets one
 # from the pip outside. The stamp is written last, so that a broken install is tried again.
-$(READY): pyproject.toml
+$(READY): pyproject.toml experiments/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "fedgrad needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
 	         "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
@@ -102,5 +102,6 @@ $(READY): pyproject.toml
 	    $(PYTHON) -m venv --clear --without-pip $(VENV); }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m pip --python $(PY) install --quiet pip
 	@echo "[2/2] Installing fedgrad, JAX and the development tools into $(VENV) (a minute or two)"
-	@$(PY) -m pip install --quiet --editable '.[$(EXTRAS)]' $(WITH)
+	@$(PY) -m pip install --quiet --editable '.[$(EXTRAS)]' \
+	    --editable ./experiments $(WITH)
 	@touch $@

@@ -26,6 +26,7 @@ if not ALONE:
     jax.distributed.initialize(ADDRESS, PROCESSES, NUMBER, coordinator_bind_address=ADDRESS)
 
 import conftest  # noqa: E402
+
 import fedgrad as fg  # noqa: E402
 from fedgrad.core.graph import exchanges  # noqa: E402
 from programs import TABLE, assert_same  # noqa: E402

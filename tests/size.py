@@ -26,7 +26,6 @@ BUDGETS: dict[str, int] = {
     "clients": 1124,
     "core": 1977,
     "executors": 1110,
-    "experiments": 2897,
     "federation": 4586,
     "plan": 610,
     "pytorch": 1742,

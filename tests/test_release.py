@@ -139,8 +139,9 @@ def test_the_sdist_has_what_tests_and_documentation_need(built):
     tracked = run("git", "ls-files", folder=ROOT)
     if tracked.returncode:
         pytest.skip("not a checkout of git, which knows what belongs to it")
-    needed = re.findall(r"^(?:src|tests|docs|examples)/.*|^\w+\.(?:md|cff|toml)$|^Makefile$",
-                        tracked.stdout, re.MULTILINE)  # fmt: skip
+    folders = r"^(?:src|tests|experiments|docs|examples)/.*"
+    files = r"^\w+\.(?:md|cff|toml)$|^Makefile$|^conftest\.py$"
+    needed = re.findall(f"{folders}|{files}", tracked.stdout, re.MULTILINE)
     assert len(needed) > 200
     assert not set(needed) - files_of(built[1])
 
@@ -153,6 +154,7 @@ def test_the_wheel_has_the_package_alone_and_can_be_built_from_the_sdist(built, 
     names = [zipfile.ZipFile(wheel).namelist() for wheel in (built[0], again)]
     assert sorted(names[0]) == sorted(names[1])
     assert {name.partition("/")[0].partition("-")[0] for name in names[0]} == {"fedgrad"}
+    assert not [name for name in names[0] if "experiment" in name]
     assert "fedgrad/py.typed" in names[0] and "fedgrad/report/page.css" in names[0]
 
 

@@ -2,13 +2,12 @@
 
 import base64
 import hashlib
-import html.parser
 import json
 import math
 import re
 import tempfile
 import webbrowser
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -19,12 +18,9 @@ import pytest
 
 import fedgrad as fg
 from chromium import COMMAND, chromium
-from fedgrad.experiments.experiment import Experiment, Reproduction
-from fedgrad.experiments.results import Claim, Results, Table, score
 from fedgrad.report import plans, run
 from fedgrad.report.charts import html as html_of
 from fedgrad.report.clients import bins
-from fedgrad.report.experiment import experiment_page, size_of
 from fedgrad.report.page import ReportError, picture
 from fedgrad.report.runs import follow
 from fedgrad.report.top import verdict
@@ -36,47 +32,9 @@ from fedgrad.show.charts import Chart, Curve, Figure, alike
 from fedgrad.show.markup import Html, element, join
 from fedgrad.show.numbers import duration, memory, number, percent, short, tick
 from fedgrad.training import live
+from html_page import HOSTILE, Found
 
 LIVE = '<html lang="en" data-live>'
-HOSTILE = "<script>window.hacked=1</script>\"'&<img src=x onerror=window.hacked=1>"
-
-
-class Found(html.parser.HTMLParser):
-    """The elements of a page, in order: (name, attributes, the text directly in it)."""
-
-    VOID = ("meta", "input", "br")
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.elements, self.open = [], []
-        self.feed(text)
-        self.close()
-        assert not self.open, f"not closed: {self.open}"
-
-    def handle_starttag(self, name, attributes):
-        self.elements.append([name, dict(attributes), ""])
-        if name not in self.VOID:
-            self.open.append(self.elements[-1])
-
-    def handle_startendtag(self, name, attributes):
-        self.elements.append([name, dict(attributes), ""])
-
-    def handle_endtag(self, name):
-        assert self.open and self.open[-1][0] == name, f"</{name}> closes {self.open[-1:]}"
-        self.open.pop()
-
-    def handle_data(self, data):
-        if self.open:
-            self.open[-1][2] += data
-
-    def all(self, name=None, class_=None):
-        return [
-            e
-            for e in self.elements
-            if name in (None, e[0]) and (class_ is None or class_ in e[1].get("class", "").split())
-        ]
-
-
 # --- a run folder by hand -----------------------------------------------------------------
 
 ROUNDS = 24
@@ -877,59 +835,6 @@ def test_the_page_of_a_comparison_follows_its_second_run(tmp_path, at_once):
     assert LIVE not in text and "Test loss, fixed" in text
 
 
-# --- the report of an experiment ----------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Settings:
-    seeds: int = 3
-    starts: tuple[float, ...] = (1.0, 0.0)
-
-
-def experiment_of(words="Made up: an experiment."):
-    return Experiment(
-        name="made-up",
-        description=words,
-        sizes={"quick": Settings(1), "default": Settings()},
-        run=lambda out, settings, progress: None,
-        figures=lambda results: {},
-        tables=lambda results: [],
-        claims=lambda results: [],
-    )
-
-
-def reproduction(words="x"):
-    settings = json.loads(json.dumps({"seeds": 1, "starts": [1.0, 0.0]}))
-    results = Results("made-up", settings, {"seconds": 12.3, "versions": {"fedgrad": words}}, {})
-    claims = [Claim(f"{words} one", True, words), Claim("two", False, words), Claim("t", None, "")]
-    table = Table(words, ["", words], [[words, "1.5"]])
-    curve = Curve(words, [1, 2, 3], [3.0, 2.0, 1.5], band=([2, 1, 1], [4, 3, 2]))
-    figure = Figure([alike(Chart(words, [curve], words, words) for _ in range(4))])
-    return Reproduction(results, {"loss": figure}, [table], claims)
-
-
-def test_the_report_of_an_experiment():
-    shown = reproduction()
-    page = Found(experiment_page(experiment_of(), shown))
-    assert score(shown.claims) == "1 of 2 tested claims hold"
-    assert size_of(experiment_of(), shown) == "quick"
-    assert [e[2] for e in page.all("span", "verdict")] == ["Holds", "Does not hold", "Not tested"]
-    classes = [e[1]["class"] for e in page.all("li") if "class" in e[1]]
-    assert classes == ["held", "failed", "untested"]
-    assert "fedgrad reproduce made-up --quick" in [e[2] for e in page.all("code")]
-    assert [e[2] for e in page.all("h1")] == ["Made up"]
-    assert any("12 seconds" in e[2] for e in page.all("p", "over"))
-
-
-def test_an_experiment_is_escaped_too():
-    elements = []
-    for words in ("x", HOSTILE):
-        text = experiment_page(experiment_of(f"{words}: {words}"), reproduction(words))
-        elements.append([e[0] for e in Found(text).elements])
-        assert HOSTILE not in text
-    assert elements[0] == elements[1]
-
-
 # --- in a browser -------------------------------------------------------------------------
 
 in_browser = pytest.mark.skipif(COMMAND is None, reason="Chromium is not installed")
@@ -1152,30 +1057,11 @@ def test_hostile_words_do_nothing(tmp_path, browser):
 
 
 @in_browser
-@pytest.mark.parametrize("width, beside", [(360, 1), (1200, 4), (2000, 4)])
-def test_an_experiment_in_a_browser(tmp_path, browser, width, beside):
-    path = Path(tmp_path / "report.html")
-    path.write_text(experiment_page(experiment_of(), reproduction()), encoding="utf-8")
-    page = browser.open(path, width=width)
-    assert page.problems == [] and page.requests == [path.as_uri()]
-    assert page.run("document.documentElement.scrollWidth") <= width
-    # Four charts, as many beside each other as there is room for, and none too small to read.
-    boxes = page.run(
-        "[...document.querySelectorAll('.plot')].map(p => p.getBoundingClientRect())"
-        ".map(b => [b.top, b.width, b.height])"
-    )
-    assert len(boxes) == 4 and sum(top == boxes[0][0] for top, _, _ in boxes) == beside
-    assert all(w > 170 and h > 150 for _, w, h in boxes)
-    page.point(".plot", 0.999)
-    tip = page.run("document.querySelector('.tip').innerText")
-    assert tip.splitlines() == ["x 3", "x 1.500"]
-
-
-@in_browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_figure_in_a_browser(tmp_path, browser, dark):
     path = tmp_path / "figure.svg"
-    reproduction("words").figures["loss"].save(path)
+    curve = Curve("words", [1, 2, 3], [3.0, 2.0, 1.5], band=([2, 1, 1], [4, 3, 2]))
+    Figure([alike(Chart("words", [curve], "words", "words") for _ in range(4))]).save(path)
     page = browser.open(path, dark)
     assert page.problems == [] and page.requests == [path.as_uri()]
     paper, ink = page.run(

@@ -19,10 +19,10 @@ from jax import lax
 
 import fedgrad as fg
 from fedgrad.algorithms.variants import ALGORITHMS
-from fedgrad.experiments import load
-from fedgrad.experiments.no_tuning.outcome import outcomes
-from fedgrad.experiments.paired import LEVEL, least_p
 from fedgrad.tasks.registry import TASKS
+from fedgrad_experiments import load
+from fedgrad_experiments.no_tuning.outcome import outcomes
+from fedgrad_experiments.paired import LEVEL, least_p
 
 ROOT = Path(__file__).resolve().parent.parent
 SAID = []

@@ -1,42 +1,42 @@
-"""The reports of experiments, and of whatever a folder holds."""
+"""Reports of whatever a folder holds."""
 
-import webbrowser
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
-from fedgrad.experiments.experiment import Experiment, Reproduction, show
-from fedgrad.experiments.registry import experiment
-from fedgrad.experiments.results import load
+from fedgrad.core.errors import MissingExtra
 from fedgrad.report import run
-from fedgrad.report.experiment import experiment_page
 from fedgrad.report.runs import NAME, report
 from fedgrad.report.tuning import run_page
 from fedgrad.training.files import write_whole
 
+EXPERIMENTS = "fedgrad.experiments"  # the group of entry points of fedgrad-experiments
+
 
 def write_report(folder: Path, open: bool = False) -> Path:
-    """Write the report of a run folder, of a search or of an experiment, and say where it is."""
-    if not (folder / "results.json").exists():
-        return report(folder, open=open)
-    results = load(folder)
-    found = experiment(results.experiment, results.facts.get("task"))
-    path = write_experiment_report(folder, found, show(found, results, folder))
-    if open:
-        webbrowser.open(path.resolve().as_uri())
-    return path
+    """Write the report of a run folder, a search or an experiment, and return its path."""
+    if (folder / "results.json").exists():
+        return Path(from_experiments("report")(folder, open))
+    return report(folder, open=open)
 
 
 def write_run_report(folder: Path) -> tuple[Path, run.Run]:
-    """Write the report of a run: its path, and what was found in the folder."""
+    """Write the report of a run; return its path and what the folder holds."""
     found = run.read(folder)
-    return _written(folder, run_page(found)), found
-
-
-def write_experiment_report(folder: Path, experiment: Experiment, shown: Reproduction) -> Path:
-    """Write the report of an experiment that has been run."""
-    return _written(folder, experiment_page(experiment, shown))
-
-
-def _written(folder: Path, page: str) -> Path:
     path = folder / NAME
-    write_whole(path, page.encode())
-    return path
+    write_whole(path, run_page(found).encode())
+    return path, found
+
+
+def from_experiments(name: str) -> Any:
+    """Return what fedgrad-experiments, a project of its own, offers under this name.
+
+    Raises:
+        MissingExtra: if it is not installed.
+    """
+    for point in entry_points(group=EXPERIMENTS, name=name):
+        return point.load()
+    raise MissingExtra.here(
+        "The experiments of the paper are a project of their own, fedgrad-experiments, which is "
+        "not installed. In a checkout of fedgrad: pip install ./experiments"
+    )

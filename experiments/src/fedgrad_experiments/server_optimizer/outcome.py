@@ -1,0 +1,60 @@
+"""How the trials of one initialisation ended."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgrad_experiments.maximum import BestOf, best_of
+from fedgrad_experiments.results import Results
+from fedgrad_experiments.server_optimizer.training import DEFAULT, key
+
+# Table 1 of the paper: the best of 50 trials in %, fixed and learned.
+PUBLISHED_FOR = "default server, random client"
+PUBLISHED = {
+    "cifar100": (43.2, 45.6),
+    "emnist": (87.0, 87.1),
+    "shakespeare": (56.8, 57.3),
+    "stackoverflow_tags": (32.2, 35.8),
+    "stackoverflow_words": (25.0, 25.7),
+}
+
+
+def metric_of(results: Results, task: str) -> str:
+    """By what models of this task are compared."""
+    metric: str = results.facts.get("metrics", {}).get(task, "accuracy")
+    return metric.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One entry for each trial."""
+
+    accuracy: np.ndarray  # or another metric, on held-out examples, after the last round
+    diverged: np.ndarray  # whether the training loss is not finite, or above where it started
+    rejected: np.ndarray  # how often the guard stepped in
+
+    @property
+    def best(self) -> BestOf:
+        """The best of n trials."""
+        return best_of(self.accuracy)
+
+
+def outcome(results: Results, task: str, initialisation: str, kind: str) -> Outcome:
+    """A model that is not finite predicts nothing: its accuracy is 0."""
+
+    def of(metric: str) -> np.ndarray:
+        return results.arrays[key(task, initialisation, kind, metric)]
+
+    first, last = results.arrays[f"{task}/first loss"], of("loss")[:, -1]
+    first = first if initialisation == DEFAULT else first[0]  # trials side by side share a seed
+    finite = np.isfinite(last)
+    stepped_in = key(task, initialisation, kind, "rejected") in results.arrays
+    rejected = of("rejected")[:, -1] if stepped_in else np.zeros(len(last), int)
+    accuracy = np.where(finite, of("accuracy")[:, -1], 0.0)
+    return Outcome(accuracy, ~finite | (np.where(finite, last, 0) > first), rejected)
+
+
+def trajectories(results: Results, task: str, initialisation: str, name: str) -> np.ndarray:
+    """A learned hyperparameter of each trial, from its start on: trials x (1 + evaluations)."""
+    start = results.arrays[f"{task}/{initialisation}/{name}"]
+    return np.column_stack([start, results.arrays[key(task, initialisation, "learned", name)]])
