@@ -10,7 +10,7 @@ import pytest
 
 import fedgrad as fg
 from by_hand import CLIENTS, POPULATION, START, as_params, as_vector, loss
-from fedgrad.algorithms.own_rates import GIVEN, RATES
+from fedgrad.tuning.rate_search import GIVEN, RATES
 
 KEY = jax.random.key(0)
 
@@ -143,7 +143,7 @@ def test_the_rate_that_hypergradients_found_is_used_if_they_won():
     """Whoever wins the duel, training goes on with the rate that it had."""
     tuned = fg.self_tuning(BAD.starting({"client.learning_rate": 0.03}))
     before = train(tuned, rounds=40, callbacks=[lambda round, *_: round == 18]).state
-    after = tuned.between(before, 18, 40)
+    after = tuned.before_round(before, 18, 40)
     (name,) = before.rates
     followed = before.parts["duel"].candidates["follows"]
     rate = float(after.rates[name]["server.learning_rate"])

@@ -16,8 +16,8 @@ import by_hand
 import fedgrad as fg
 from by_hand import START, as_params, as_vector, loss
 from fedgrad.ad.sensitivity import apart, carried
-from fedgrad.algorithms.gradient_cohort import Comparison
-from fedgrad.algorithms.safeguards import got_worse
+from fedgrad.tuning.gradient_cohort import Comparison
+from fedgrad.tuning.guards import got_worse
 from laws import EXECUTORS
 from programs import TABLE as PROGRAMS
 from programs import assert_same

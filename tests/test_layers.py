@@ -19,6 +19,7 @@ LAYERS = [
     {"executors"},
     {"federation"},
     {"algorithms"},
+    {"tuning"},
     {"show"},
     {"training"},
     {"tasks"},

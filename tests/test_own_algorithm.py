@@ -135,7 +135,10 @@ MADE = {
         lambda: given(round=keeping, client_init=lambda params: params),
         r"client_init= is called with \(params, clients\)",
     ),
-    "between": (lambda: given(between=lambda state: state), r"between= is called with \(state, d"),
+    "before_round": (
+        lambda: given(before_round=lambda state: state),
+        r"before_round= is called with \(state, d",
+    ),
     "first state": (
         lambda: given(init=lambda params, hyper: params).init(as_params(START)),
         r"gave dict, which has no `params`.*register_dataclass",

@@ -13,8 +13,8 @@ import scipy.stats
 
 import fedgrad as fg
 from by_hand import CLIENTS, POPULATION, START, as_params, as_vector, loss
-from fedgrad.algorithms.stages import Stages
 from fedgrad.federation import InProcess
+from fedgrad.tuning.cuts import Cuts
 from laws import every_executor
 
 KEY = jax.random.key(0)
@@ -36,8 +36,8 @@ def play(algorithm, rounds, first=0, state=None):
     """Rounds by hand, without `fit`."""
     state = algorithm.init(as_params(START)) if state is None else state
     for t in range(first, first + rounds):
-        if algorithm.between is not None:
-            state = algorithm.between(state, t, 100)
+        if algorithm.before_round is not None:
+            state = algorithm.before_round(state, t, 100)
         cohort = POPULATION.sample(KEY, 3, round=t + 1)
         state, metrics = algorithm.round(state, algorithm.hyper, cohort, jax.random.key(t))
     return state, metrics
@@ -66,7 +66,7 @@ def test_candidates_train_as_they_would_alone(executor, held_out):
 
 
 def test_computed_together_or_one_after_another_is_the_same(monkeypatch):
-    from fedgrad.algorithms import race as module
+    from fedgrad.tuning import race as module
 
     together = play(fg.race({"a": AVGM, "b": SLOW}), 3)
     monkeypatch.setattr(module, "TOGETHER", 0)
@@ -449,7 +449,7 @@ def test_without_judges_and_losses_all_are_equal():
 
 
 def stages(cuts, scores, squares=None, incumbent=None, rounds=5, votes=1e6):
-    found = Stages(cuts, [*scores], incumbent)
+    found = Cuts(cuts, [*scores], incumbent)
     return found.best(scores, squares or {}, cuts[min(cuts)], rounds, votes)
 
 
@@ -514,7 +514,7 @@ def test_the_server_alone_is_looked_at_where_clients_keep_a_state_too(tmp_path):
         seen.append((type(state).__name__, done, planned))
         return dataclasses.replace(state)
 
-    result = train(dataclasses.replace(base, between=between), rounds=3, out=tmp_path)
+    result = train(dataclasses.replace(base, before_round=between), rounds=3, out=tmp_path)
     assert seen == [("ScaffoldState", t, 3) for t in range(3)]
     np.testing.assert_array_equal(as_vector(result.params), as_vector(train(base, rounds=3).params))
 
@@ -527,7 +527,7 @@ def test_only_entries_of_dicts_may_go(tmp_path):
     round = dataclasses.replace(
         lost.round, fun=lambda state, hyper, cohort, key: (state, fg.Metrics())
     )
-    lost = dataclasses.replace(lost, between=between, round=round)
+    lost = dataclasses.replace(lost, before_round=between, round=round)
     with pytest.raises(fg.FederatedError, match="only entries of dicts may go"):
         train(lost, rounds=2, out=tmp_path)
 

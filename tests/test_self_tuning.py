@@ -18,7 +18,7 @@ import by_hand
 import fedgrad as fg
 from by_hand import START, Sgd, as_params, as_vector, loss
 from fedgrad.algorithms.parametrization import FORMS, learned, usual
-from fedgrad.core.divergence import ran_away
+from fedgrad.core.loss_limit import ran_away
 
 BATCH = 4
 CLIENTS = by_hand.make_clients([7, 2, 4, 6, 9], seed=1)

@@ -9,7 +9,7 @@ import pytest
 
 import fedgrad as fg
 from by_hand import POPULATION, START, as_params, loss
-from fedgrad.algorithms.watch import Watch
+from fedgrad.tuning.divergence import Watch
 
 KEY = jax.random.key(0)
 STEADY = 2 * (1.0, 1.1, 0.9, 1.0, 1.1, 0.9)
@@ -143,13 +143,13 @@ def test_what_won_and_got_worse_goes_back_to_where_it_was_with_half_the_rate():
 
     state, before = until(43), until(40)
     assert [*state.parts] == ["alone"]
-    before = tuned.between(before, 40, 80)  # where it was asked last, all being well
+    before = tuned.before_round(before, 40, 80)  # where it was asked last, all being well
     jax.tree.map(np.testing.assert_array_equal, state.watch.safe, before.parts)
     ((name, rates),) = state.rates.items()
     for since, undone in ((STEADY, False), (np.array(STEADY) + 1, True)):
         told = watched(STEADY, since, safe=state.watch.safe)
         watch = replace(told, began=state.watch.began)
-        told = tuned.between(replace(state, watch=watch), 44, 80)
+        told = tuned.before_round(replace(state, watch=watch), 44, 80)
         expected = state.watch.safe if undone else state.parts
         jax.tree.map(np.testing.assert_array_equal, told.parts, expected)
         half = 0.5 if undone else 1.0

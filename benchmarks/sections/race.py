@@ -61,7 +61,7 @@ def measured(
         n: base.starting({"client.learning_rate": r}) for n, r in zip(names, rates, strict=True)
     }
     race, key = fg.race(candidates, {1.0: 1}), jax.random.key(0)
-    one = race.between(race.init(params), 2, 2)  # the winner alone, as it is watched
+    one = race.before_round(race.init(params), 2, 2)  # the winner alone, as it is watched
     assert len(one.candidates) == 1
     held_out = fg.HeldOut()
     alone = fg.holding_out(base, held_out)
@@ -94,7 +94,7 @@ def measured(
         cohort = cohorts[now["i"] % len(cohorts)]
         return jax.block_until_ready(base.round(single, plain_hyper, cohort, key))
 
-    start, single = race.between(race.init(params), 0, 2), base.init(params)
+    start, single = race.before_round(race.init(params), 0, 2), base.init(params)
     calls: dict[str, Callable[[], Any]] = {
         "race": together,
         "in turn": in_turn,

@@ -10,23 +10,15 @@ from fedgrad.ad.planner import CostModel
 from fedgrad.ad.transforms import grad, hessian, jacobian, value_and_grad
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.averaged import averaged
-from fedgrad.algorithms.fed_auto import fed_auto
 from fedgrad.algorithms.fed_dyn import fed_dyn
 from fedgrad.algorithms.fed_nova import fed_nova
 from fedgrad.algorithms.fed_opt import fed_opt
-from fedgrad.algorithms.gradient_cohort import GradientCohort
-from fedgrad.algorithms.holding_out import holding_out
-from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import WithFixed, with_fixed
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
 from fedgrad.algorithms.parametrization import Form, linear, log, logit
-from fedgrad.algorithms.race import race
 from fedgrad.algorithms.scaffold import scaffold
-from fedgrad.algorithms.self_tuning import self_tuning
-from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.algorithms.variants import (
     fed_adagrad,
     fed_adam,
@@ -82,6 +74,14 @@ from fedgrad.training.space import Range, choice, log_uniform, uniform
 from fedgrad.training.stopping import Stop, early_stop, non_finite
 from fedgrad.training.tensorboard import TensorBoard
 from fedgrad.training.wandb import WandB
+from fedgrad.tuning.averaged import averaged
+from fedgrad.tuning.fed_auto import fed_auto
+from fedgrad.tuning.gradient_cohort import GradientCohort
+from fedgrad.tuning.horizon import Horizon
+from fedgrad.tuning.race import race
+from fedgrad.tuning.self_tuning import self_tuning
+from fedgrad.tuning.side_by_side import side_by_side
+from fedgrad.tuning.without_held_out import holding_out
 
 __all__ = [
     "CLIENTS",

@@ -17,7 +17,7 @@ from fedgrad.core.program import Executor, Program
 from fedgrad.core.types import Hyper, Params, State
 
 SHOWN = 8  # hyperparameters, at most
-DOES = ("learns", "finds")  # settings that say what an algorithm does besides training
+DOES = ("learns", "finds")  # what an algorithm does besides training
 
 
 class Init(Protocol):
@@ -58,11 +58,11 @@ class Algorithm:
 
     The argument is called `client_state`. `fg.fit` keeps it for all clients.
 
-    With a `between`, the server looks at its state before every round, and may go on with another
-    one, in which entries of dicts are missing: so a race drops its losers, and what is left is
-    compiled, planned and sent without them.
+    With a `before_round`, the server looks at its state before every round, and may go on with
+    another one, in which entries of dicts are missing: so a race drops its losers, and what is left
+    is compiled, planned and sent without them.
 
-        state = algorithm.between(state, rounds_done, rounds_planned)
+        state = algorithm.before_round(state, rounds_done, rounds_planned)
     """
 
     init: Init
@@ -77,18 +77,20 @@ class Algorithm:
     # (params, how many clients there are) -> the first state of one; None: clients keep nothing.
     client_init: Callable[[Any, int], Any] | None = None
     # (state, rounds that are done, rounds that were planned) -> the state to go on with.
-    between: Callable[[Any, int, int], Any] | None = None
+    before_round: Callable[[Any, int, int], Any] | None = None
     # What it was made of, as JSON has it: {"name": "FedAvgM", "client": {"batch_size": 20}}. It is
     # written down with a run, and says in words what differs from another one.
     settings: Mapping[str, Any] = field(
         default_factory=lambda: MappingProxyType({}), hash=False, compare=False
     )
+    # The hyperparameters that it learns while it trains, by dotted name.
+    learns: tuple[str, ...] = ()
     # (populations by the argument of `round` they are drawn for): raises where none could train it.
     require: Callable[[Mapping[str, Population]], None] | None = None
 
     def __post_init__(self) -> None:
         init = self.init.init if isinstance(self.init, _WithDefault) else self.init
-        parts = (self.loss, self.cohorts, self.client_init, self.between)
+        parts = (self.loss, self.cohorts, self.client_init, self.before_round)
         require_algorithm(init, self.round, self.hyper, *parts)
         hyper = with_schedules(self.hyper)
         object.__setattr__(self, "hyper", hyper)
@@ -100,12 +102,19 @@ class Algorithm:
         """What it is called: FedAvgM."""
         return self.settings.get("name") or self.round.name
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """Its settings and what it learns, as they are written down with a run."""
+        learns = {"learns": ", ".join(self.learns)} if self.learns else {}
+        return {**self.settings, **learns}
+
     def __repr__(self) -> str:
         known = {**names_of.paths(self.hyper), **names_of.schedules(self.hyper)}
         shown = [f"{name}={_short(value)}" for name, value in known.items()]
         if len(known) > SHOWN:  # of all candidates of a race, say
             shown = [f"{len(known)} hyperparameters"]
-        does = [f"{word} {self.settings[word]}" for word in DOES if word in self.settings]
+        about = self.described
+        does = [f"{word} {about[word]}" for word in DOES if word in about]
         name = f"{self.name} that {' and '.join(does)}" if does else self.name
         return f"Algorithm({', '.join([name, *shown])})"
 
@@ -124,7 +133,7 @@ class Algorithm:
 
     def require_one_form(self, what: str) -> None:
         """Refuse to do something that does not know of states that lose a part."""
-        if self.between is not None:
+        if self.before_round is not None:
             raise ArgumentError.here(
                 f"{self.name}: it drops candidates between rounds, which {what} cannot "
                 "follow. Do it with the candidates, before they race."

@@ -31,7 +31,7 @@ def require_algorithm(
     loss: Any,
     further: Mapping[str, Any],
     client_init: Any,
-    between: Any,
+    before_round: Any,
 ) -> None:
     """Refuse the parts of an algorithm that do not fit together."""
     _require_function("init", init, ("params", "hyper"), "-> the first state")
@@ -40,8 +40,10 @@ def require_algorithm(
     _require_hyper(hyper)
     if client_init is not None:
         _require_function("client_init", client_init, ("params", "clients"), "-> a client's state")
-    if between is not None:
-        _require_function("between", between, ("state", "done", "planned"), "-> the state")
+    if before_round is not None:
+        _require_function(
+            "before_round", before_round, ("state", "done", "planned"), "-> the state"
+        )
     _require_round(round, further, client_init is not None)
 
 

@@ -58,10 +58,10 @@ def settings_of(work: Work, server: Optimizer, weighting: str) -> dict[str, Any]
 
 def settings_of_race(candidates: Mapping[str, Algorithm]) -> dict[str, Any]:
     """What all candidates have in common, and of each what only it has."""
-    first, *others = (one.settings for one in candidates.values())
+    first, *others = (one.described for one in candidates.values())
     same = {n: v for n, v in first.items() if all(other.get(n) == v for other in others)}
     own = {
-        name: {n: v for n, v in one.settings.items() if n not in same}
+        name: {n: v for n, v in one.described.items() if n not in same}
         for name, one in candidates.items()
     }
     return {**same, "name": "race", "candidates": own}

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Self, TypeVar
 import jax
 
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.fed_auto import fed_auto
 from fedgrad.algorithms.fed_opt import WEIGHTINGS
 from fedgrad.algorithms.local_training import local_training
 from fedgrad.algorithms.variants import ALGORITHMS
@@ -24,6 +23,7 @@ from fedgrad.training.evaluation import Evaluation
 from fedgrad.training.files import RunFolderError
 from fedgrad.training.fit import fit
 from fedgrad.training.run_folder import run_folder
+from fedgrad.tuning.fed_auto import fed_auto
 
 EVALUATIONS = 20  # in a run, if nothing is said
 AUTO = "fedauto"  # finds its own rates

@@ -10,13 +10,13 @@ import optax
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.parametrization import FORMS, Form, linear, usual
-from fedgrad.algorithms.self_tuning import self_tuning
 from fedgrad.cli.training import Asked, Trained, decided
 from fedgrad.core.errors import ArgumentError, nearest
 from fedgrad.plan.plan import Plan, plan
 from fedgrad.report import plans
 from fedgrad.report.run import FIXED, LEARNED
 from fedgrad.tasks import Task
+from fedgrad.tuning.self_tuning import self_tuning
 
 # Learned if nothing is named, where the algorithm has them.
 USUAL = ("server.learning_rate", "server.momentum")

@@ -99,8 +99,8 @@ def phases(algorithm: Algorithm, params: Params, cohort: Any, rounds: int) -> Ph
     state, hyper, key = algorithm.init(params), algorithm.hyper, jax.random.key(0)
     begins: list[tuple[int, Any]] = []  # the first round of each phase, and its state
     for round in range(1, rounds + 1):
-        if algorithm.between is not None:
-            state = algorithm.between(state, round - 1, rounds)
+        if algorithm.before_round is not None:
+            state = algorithm.before_round(state, round - 1, rounds)
         tree: Any = jax.tree.structure(state)
         if not begins or tree != jax.tree.structure(begins[-1][1]):
             begins.append((round, state))

@@ -49,7 +49,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         raise RunFolderError.here(
             "The state cannot be kept: its first one has other leaves than the one after round "
             f"{checkpoint.round}: {sorted(set(found) ^ set(expected))}. Let `init` and `round` "
-            "give states of one structure; only entries of dicts may go, in `between`."
+            "give states of one structure; only entries of dicts may go, in `before_round`."
         )
     arrays: dict[str, np.ndarray] = {}
     description: dict[str, Any] = {"format": FORMAT, "round": checkpoint.round}
@@ -86,8 +86,8 @@ def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | No
     if list(leaves(template)) != kept:
         raise RunFolderError.here(
             f"{path} holds a state that cannot be put together again: its leaves are {kept}, those "
-            f"of this algorithm {list(leaves(template))}. Let `between` only take entries out of "
-            "dicts."
+            f"of this algorithm {list(leaves(template))}. Let `before_round` only take entries out "
+            "of dicts."
         )
     first, structure = jax.tree.flatten(template)
     state = [

@@ -34,7 +34,7 @@ def brief(course: Course, rounds: int) -> dict[str, Any]:
     """What one wants to know about a run, in a few words."""
     algorithm = course.algorithm
     return {
-        "algorithm": {**algorithm.settings, "name": algorithm.name},
+        "algorithm": {**algorithm.described, "name": algorithm.name},
         "hyper": {
             name: plain(np.asarray(v)) for name, v in names_of.paths(algorithm.hyper).items()
         },
@@ -50,7 +50,7 @@ def describe(course: Course, state: State, settings: Mapping[str, Any]) -> dict[
     scheduled = {name: _values(s) for name, s in names_of.schedules(hyper).items()}
     return {
         "algorithm": {
-            **algorithm.settings,
+            **algorithm.described,
             "name": algorithm.name,
             "round": algorithm.round.name,
             "program": _program(course, state, draw),

@@ -152,12 +152,12 @@ class Course:
         found = jax.eval_shape(lambda a, m: self.algorithm.round(*a, **m), args, more)
         return list(require_metrics(found[1]).named())
 
-    def between(self, state: State, round: int, planned: int) -> State:
+    def before_round(self, state: State, round: int, planned: int) -> State:
         """The state that this round begins with."""
-        if self.algorithm.between is None:
+        if self.algorithm.before_round is None:
             return state
         server = state if self.algorithm.client_init is None else state.server
-        found = self.algorithm.between(server, round - 1, planned)
+        found = self.algorithm.before_round(server, round - 1, planned)
         if found is server:
             return state
         return self.placed(found if server is state else replace(state, server=found))

@@ -150,7 +150,9 @@ def fit(
         # A run that is extended keeps to what was planned when it began.
         planned = found.config.get("planned", rounds)
         loop = Loop(
-            lambda round, state: course.play(round, course.between(state, round, planned), hyper),
+            lambda round, state: course.play(
+                round, course.before_round(state, round, planned), hyper
+            ),
             Played(found.round, course.placed(found.state)),
             rounds,
             found.history,

@@ -15,7 +15,6 @@ import numpy as np
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.types import Hyper, Key, Params
@@ -34,6 +33,7 @@ from fedgrad.training.run_folder import RunFolder
 from fedgrad.training.rungs import Climb
 from fedgrad.training.search_folder import SearchFolder, Standing
 from fedgrad.training.space import Draws, combined, drawn, with_trial
+from fedgrad.tuning.side_by_side import side_by_side
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import optax
 
-from fedgrad.core.divergence import ran_away
 from fedgrad.core.errors import ArgumentError, needs
+from fedgrad.core.loss_limit import ran_away
 from fedgrad.federation.flower import nudging
 from fedgrad.federation.flower.coordinates import Bounds
 from fedgrad.federation.flower.derivatives import ASKED, Arrays, Told, finite, inner, numpy, told

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from fedgrad.algorithms.stages import after, by_chance
 from fedgrad.core.types import State
+from fedgrad.tuning.cuts import after, by_chance
 
 ASKED = 0.05  # after such parts of all rounds it is asked whether it got worse
 LEAST = 3  # rounds that can tell something about chance

@@ -10,13 +10,13 @@ import optax
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.rules import Mode
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.following import following
-from fedgrad.algorithms.gradient_cohort import GradientCohort
-from fedgrad.algorithms.horizon import Horizon
-from fedgrad.algorithms.own_rates import own_rates
 from fedgrad.algorithms.parametrization import Form
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, known_arguments
+from fedgrad.tuning.gradient_cohort import GradientCohort
+from fedgrad.tuning.horizon import Horizon
+from fedgrad.tuning.hypergradient_descent import hypergradient_descent
+from fedgrad.tuning.rate_search import rate_search
 
 
 @known_arguments()
@@ -58,7 +58,7 @@ def self_tuning(
     asked = {"optimizer": optimizer, "schedule": schedule, "gradient_from": gradient_from}
     asked |= {"mode": mode, "guard": guard, "horizon": horizon}
     if learn is not None:
-        return following(algorithm, learn, **asked)  # type: ignore[arg-type]
+        return hypergradient_descent(algorithm, learn, **asked)  # type: ignore[arg-type]
     for name, value in asked.items():
         if value is not inspect.signature(self_tuning).parameters[name].default:
             raise ArgumentError.here(
@@ -66,4 +66,4 @@ def self_tuning(
                 'follow them: learn="server.learning_rate".'
             )
     finds = {"finds": "its own learning rates"}
-    return replace(own_rates(algorithm), settings={**algorithm.settings, **finds})
+    return replace(rate_search(algorithm), settings={**algorithm.settings, **finds})

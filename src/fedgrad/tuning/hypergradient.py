@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from fedgrad.ad.planner import CostModel
 from fedgrad.ad.rules import Mode
 from fedgrad.ad.transforms import jacobian, value_and_grad
-from fedgrad.algorithms.horizon import Horizon
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.primitives import promoting
 from fedgrad.core.program import Program, program
 from fedgrad.core.types import Hyper, Key, Params, State
+from fedgrad.tuning.horizon import Horizon
 
 
 @dataclass(frozen=True)

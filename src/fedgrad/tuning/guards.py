@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedgrad.algorithms.gradient_cohort import Comparison
 from fedgrad.algorithms.parametrization import Form
 from fedgrad.core.primitives import promoting
+from fedgrad.tuning.gradient_cohort import Comparison
 
 # A model is worse if, on the same clients, its loss is above that of the one before by more than
 # which clients were asked explains: so many standard errors of the mean difference. But also by

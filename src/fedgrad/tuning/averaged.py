@@ -68,9 +68,9 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
         average = jax.tree.map(moved, state.average, last_of(inner))
         return AveragedState(inner, average, state.rounds + 1), *rest
 
-    def between(state: AveragedState, done: int, planned: int) -> State:
-        assert algorithm.between is not None
-        inner = algorithm.between(state.inner, done, planned)
+    def before_round(state: AveragedState, done: int, planned: int) -> State:
+        assert algorithm.before_round is not None
+        inner = algorithm.before_round(state.inner, done, planned)
         if inner is state.inner:  # the same, not one like it: `fit` places anew what has changed
             return state
         old, new = last_of(state.inner), last_of(inner)
@@ -83,7 +83,7 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
         algorithm,
         init=init,
         round=wrapped(algorithm.round, round, "averaged"),
-        between=None if algorithm.between is None else between,
+        before_round=None if algorithm.before_round is None else before_round,
         settings={**algorithm.settings, "average": f"of late models, power {power:g}"},
     )
 

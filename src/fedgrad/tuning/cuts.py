@@ -1,4 +1,4 @@
-"""The stages of a race: after which part of all rounds who is left."""
+"""The cuts of a race: after which part of all rounds who is left."""
 
 import builtins
 import math
@@ -15,14 +15,14 @@ from fedgrad.core.errors import ArgumentError, require_whole
 When = float | tuple[float, int]
 Left = int | Mapping[str, int]  # how many are left: in all, or of each family
 CHANCE = 1e-3  # how likely it may be that something looks better, or worse, and is not
-CUTS = (
+SYNTAX = (
     "after a part of all rounds so many candidates are left, such as {0.1: 3, 0.25: 1}; or so many "
     'of each family, {0.1: {"adam": 2, "avgm": 1}, 0.25: 1}'
 )
 
 
 @dataclass(frozen=True)
-class Stages:
+class Cuts:
     """When candidates are judged, and who is left."""
 
     cuts: Mapping[Any, Left]
@@ -31,7 +31,7 @@ class Stages:
 
     def __post_init__(self) -> None:
         if not isinstance(self.cuts, Mapping):
-            raise ArgumentError.here(f"cuts={self.cuts!r}: {CUTS}.")
+            raise ArgumentError.here(f"cuts={self.cuts!r}: {SYNTAX}.")
         counts = []
         for part, left in self.cuts.items():
             require_part("cuts", part)
@@ -45,7 +45,7 @@ class Stages:
                     )
             lost = [n for n in self.order if not any(map(n.startswith, families))]
             if lost:
-                raise ArgumentError.here(f"cuts={self.cuts}: {CUTS}. {lost[0]!r} is of none.")
+                raise ArgumentError.here(f"cuts={self.cuts}: {SYNTAX}. {lost[0]!r} is of none.")
             counts.append((both(part), builtins.sum(families.values())))
         left_over = [count for _, count in sorted(counts)]
         if not counts or left_over[-1] != 1 or left_over != sorted(left_over, reverse=True):
@@ -55,8 +55,8 @@ class Stages:
             )
 
     def ends(self, planned: int) -> list[tuple[int, int, Left]]:
-        """Of each stage: after which round judging begins, after which it ends, and how many are
-        left then."""
+        """Return for each cut after which round judging begins, after which it ends, and how many
+        are left then."""
         lefts: dict[int, Left] = {}
         for part in sorted(self.cuts, key=both):
             # The first round judges the model that all begin with, which tells nothing.

@@ -9,15 +9,15 @@ from typing import Any
 import optax
 
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.averaged import averaged
 from fedgrad.algorithms.fed_opt import fed_opt
 from fedgrad.algorithms.local_training import LocalTraining
 from fedgrad.algorithms.objective import OF_THE_LOSS, Loss
 from fedgrad.algorithms.optimizer import optimizer
-from fedgrad.algorithms.race import race
 from fedgrad.algorithms.settings import titled
-from fedgrad.algorithms.stages import When
 from fedgrad.core.errors import known_arguments
+from fedgrad.tuning.averaged import averaged
+from fedgrad.tuning.cuts import When
+from fedgrad.tuning.race import race
 
 # After a quarter of all rounds it shows who ends best. Prodigy takes some twenty rounds to find its
 # rate, however long training is.

@@ -1,0 +1,1 @@
+"""From algorithms to algorithms: races, hypergradients, averages, trials side by side."""
