@@ -11,7 +11,7 @@ import numpy as np
 
 import fedgrad as fg
 from fedgrad.core.arguments import read_arguments
-from fedgrad.plan.plan import ready_plan
+from fedgrad.planning.plan import ready_plan
 
 TRAIN, EVAL = fg.Placement("train"), fg.Placement("eval")
 

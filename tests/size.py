@@ -18,21 +18,21 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 70  # lines of a file, code lines of a fun
 # Code lines that each room may have. Raise a row in the commit that needs it, and say there why;
 # lower it when a room shrinks. "." is what stands beside the rooms.
 BUDGETS: dict[str, int] = {
-    ".": 206,
+    ".": 207,
     "ad": 1221,
     "aggregate": 127,
-    "algorithms": 1841,
-    "cli": 885,
-    "clients": 1124,
-    "core": 1977,
-    "executors": 1110,
-    "federation": 4586,
-    "plan": 610,
+    "algorithms": 1845,
+    "cli": 907,
+    "clients": 1128,
+    "core": 1975,
+    "execution": 1101,
+    "federation": 4588,
+    "planning": 615,
     "pytorch": 1742,
-    "report": 1432,
-    "show": 1440,
-    "tasks": 1981,
-    "training": 2863,
+    "reports": 1432,
+    "show": 1443,
+    "tasks": 1980,
+    "training": 2873,
     "tuning": 1659,
 }
 

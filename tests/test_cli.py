@@ -24,12 +24,12 @@ import pytest
 import fedgrad as fg
 from fedgrad.algorithms.variants import ALGORITHMS
 from fedgrad.cli import main
-from fedgrad.cli.command import parse
-from fedgrad.cli.train import Training
-from fedgrad.cli.train import prepare as prepare_training
-from fedgrad.cli.training import TRAINED
-from fedgrad.cli.tuning import Tuning, prepare
-from fedgrad.report import write
+from fedgrad.cli.dispatch import parse
+from fedgrad.cli.train_command import Training
+from fedgrad.cli.train_command import prepare as prepare_training
+from fedgrad.cli.training_options import TRAINED
+from fedgrad.cli.tuning_options import Tuning, prepare
+from fedgrad.reports import write
 from fedgrad.show.numbers import number
 from fedgrad.tasks import TASKS
 

@@ -13,8 +13,8 @@ from jax import lax
 
 from fedgrad.core.evaluate import run
 from fedgrad.core.primitives import inner_jaxprs, jax_primitives
-from fedgrad.executors import convolutions
-from fedgrad.executors.convolutions import as_matmul, default_rules
+from fedgrad.execution import convolutions
+from fedgrad.execution.convolutions import as_matmul, default_rules
 
 conv_p = jax_primitives.conv_general_dilated_p
 RULES = {conv_p: as_matmul}

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.federation.protocol.data import Context, decoded, rounded_up
-from fedgrad.federation.protocol.errors import FederationError, NoAnswer
 from fedgrad.federation.protocol.exported import programs
+from fedgrad.federation.protocol.federation_errors import FederationError, NoAnswer
 from fedgrad.federation.protocol.in_process import InProcess
 from fedgrad.federation.protocol.memory import KEPT
 from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.node_data import Context, decoded, rounded_up
 from fedgrad.federation.protocol.policy import Policy
 from fedgrad.federation.protocol.stage_program import PLATFORMS, read_program
 from programs import (

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.federation.protocol.data import Context
 from fedgrad.federation.protocol.envelope import Envelope
-from fedgrad.federation.protocol.errors import FederationError, Refused
 from fedgrad.federation.protocol.exported import programs
+from fedgrad.federation.protocol.federation_errors import FederationError, Refused
 from fedgrad.federation.protocol.in_process import InProcess
 from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.node_data import Context
 from fedgrad.federation.protocol.policy import Policy
 from fedgrad.federation.protocol.signing import is_signed, make_keys, sign
 from fedgrad.federation.protocol.stage_program import read_program

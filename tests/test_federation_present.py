@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.federation.protocol.data import Context
 from fedgrad.federation.protocol.envelope import Envelope
-from fedgrad.federation.protocol.errors import NoAnswer
+from fedgrad.federation.protocol.federation_errors import NoAnswer
 from fedgrad.federation.protocol.in_process import InProcess
 from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.node_data import Context
 from fedgrad.federation.protocol.policy import Policy
 
 ANYTHING = Policy(anything=True, minimum_cohort=1)

@@ -11,10 +11,10 @@ import pytest
 
 import fedgrad as fg
 from fedgrad.federation import InProcess, Policy
-from fedgrad.federation.protocol.errors import CohortMismatch, Refused
+from fedgrad.federation.protocol.federation_errors import CohortMismatch, Refused
 from fedgrad.federation.protocol.memory import KEPT
+from fedgrad.federation.protocol.node_values import choose
 from fedgrad.federation.protocol.state import begin, gather, restored, saved, scatter
-from fedgrad.federation.protocol.values import choose
 from programs import normal
 
 Z = normal(0, 4, 3)

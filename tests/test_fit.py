@@ -13,7 +13,7 @@ from rich.console import Console
 
 import fedgrad as fg
 from fedgrad.clients import sampling
-from fedgrad.training.course import draws
+from fedgrad.training.cohort_schedule import draws
 from fedgrad.training.history import MetricError
 from fedgrad.training.log import read_log
 from line import FIRST, line, mean_square, points

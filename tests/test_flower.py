@@ -19,12 +19,12 @@ pytest.importorskip("flwr", reason="real federations need the extra: fedgrad[flo
 import fedgrad as fg
 import flower_site
 from fedgrad.federation.flower.connection import EngineError, secured
-from fedgrad.federation.flower.control import traffic
+from fedgrad.federation.flower.control_api import traffic
 from fedgrad.federation.flower.driver import connect
 from fedgrad.federation.flower.fleet import Fleet
 from fedgrad.federation.operate import local_federation as local
 from fedgrad.federation.protocol.envelope import Envelope
-from fedgrad.federation.protocol.errors import CohortMismatch, NoAnswer
+from fedgrad.federation.protocol.federation_errors import CohortMismatch, NoAnswer
 
 TESTS = Path(__file__).parent
 NODES = 5

@@ -26,12 +26,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 import fedgrad as fg
 import flower_site
 from fedgrad.federation.flower.connection import EngineError, secured
-from fedgrad.federation.flower.control import nodes_online, register
+from fedgrad.federation.flower.control_api import nodes_online, register
 from fedgrad.federation.flower.driver import connect
 from fedgrad.federation.flower.fleet import Fleet
 from fedgrad.federation.flower.keys import private_key, public_key
 from fedgrad.federation.operate import local_federation as local
-from fedgrad.federation.operate import processes
+from fedgrad.federation.operate import started_processes
 from fedgrad.federation.operate.certificates import make_certificates, make_node_key
 from fedgrad.federation.operate.commands import add_commands, main
 from fedgrad.federation.protocol.envelope import Envelope
@@ -220,20 +220,20 @@ def test_keys(tmp_path):
 
 
 def test_stop_ends_exactly_these(tmp_path):
-    ours = processes.start("ours", ["sh", "-c", "sleep 99; true"], {}, tmp_path / "log")
+    ours = started_processes.start("ours", ["sh", "-c", "sleep 99; true"], {}, tmp_path / "log")
     other = subprocess.Popen(["sleep", "99"])
     try:
         while not (children := _children(ours.pid)):
             time.sleep(0.01)
-        reused = processes.Process("reused", other.pid, "another start", "")
+        reused = started_processes.Process("reused", other.pid, "another start", "")
         assert ours.alive and not reused.alive
-        processes.stop([ours, reused])
+        started_processes.stop([ours, reused])
         assert not ours.alive and other.poll() is None
         for _ in range(500):  # they were told; on a busy machine they take their time
-            if all(processes.started(child) is None for child in children):
+            if all(started_processes.started(child) is None for child in children):
                 break
             time.sleep(0.01)
-        assert all(processes.started(child) is None for child in children)
+        assert all(started_processes.started(child) is None for child in children)
     finally:
         other.kill()
         other.wait()
@@ -246,10 +246,10 @@ def _children(pid):
 
 def test_stop_ends_what_does_not_want_to(tmp_path):
     command = ["sh", "-c", "trap '' TERM; echo on; while true; do sleep 0.1; done"]
-    stubborn = processes.start("stubborn", command, {}, tmp_path / "log")
+    stubborn = started_processes.start("stubborn", command, {}, tmp_path / "log")
     while "on" not in (tmp_path / "log").read_text():
         time.sleep(0.01)
-    processes.stop([stubborn], patience=0.2)
+    started_processes.stop([stubborn], patience=0.2)
     assert not stubborn.alive
 
 
@@ -336,7 +336,7 @@ def squares(x, z):
 
 def test_a_policy_of_a_site_decides(environment, tmp_path):
     """Nodes that allow one program run that one, and refuse others with a reason."""
-    from fedgrad.federation.protocol.errors import Refused
+    from fedgrad.federation.protocol.federation_errors import Refused
     from fedgrad.federation.protocol.in_process import InProcess
 
     z = [flower_site.client(i)["z"] for i in range(2)]

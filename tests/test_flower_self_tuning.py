@@ -30,8 +30,8 @@ import flower_apps as apps
 from fedgrad.core.errors import ArgumentError
 from fedgrad.federation import InProcessGrid, SelfTuning, derivatives
 from fedgrad.federation.flower.coordinates import Coordinate
-from fedgrad.federation.flower.wanted import starting
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.flower.learn_arguments import starting
+from fedgrad.federation.protocol.federation_errors import FederationError
 
 ROUNDS = 3
 NO_EVALUATION = {"fraction_evaluate": 0.0}

@@ -150,7 +150,7 @@ def test_one_file_knows_the_layout_of_control_flow():
 # Who may touch the bodies of an equation: the graph with its fold, and the evaluator. In the others
 # the word stands for JAX's own jaxprs.
 OF_GRAPHS = {"fedgrad.core.graph", "fedgrad.core.evaluate"}
-OF_JAXPRS = {"core.control", "core.bodies", "core.normal_form", "executors.ragged"}
+OF_JAXPRS = {"core.control", "core.bodies", "core.normal_form", "execution.ragged"}
 
 
 def test_only_the_fold_and_the_evaluator_descend_into_bodies():
@@ -328,7 +328,7 @@ def test_a_plan_of_a_derivative_within_another_program_has_its_own_rules():
 def test_a_derivative_is_derived_as_often_as_rules_were_priced(mode, monkeypatch):
     from fedgrad.ad import derivative, planner, transforms
     from fedgrad.core import trace
-    from fedgrad.plan import plan
+    from fedgrad.planning import plan
 
     counts = collections.Counter()
 
@@ -430,6 +430,6 @@ def test_what_public_functions_return_is_public():
 
 
 def test_modules_below_a_name_that_is_also_a_function():
-    import fedgrad.plan.cut as module
+    import fedgrad.planning.cut as module
 
-    assert module is sys.modules["fedgrad.plan.cut"] and callable(fedgrad.plan)
+    assert module is sys.modules["fedgrad.planning.cut"] and callable(fedgrad.plan)

@@ -75,21 +75,21 @@ KNOWN = [
         lambda x, y: jax.lax.dot_general(x, y, (((0,), (0,)), ((), ()))),
         (ROWS, ROWS),
         "dot_general",
-        "plan/server.py (_work)",
+        "planning/server.py (_work)",
         [{"dimension_numbers"}],
     ),
     (
         lambda x: jax.lax.dynamic_slice(x, (1,), (2,)),
         (ROWS,),
         "dynamic_slice",
-        "executors/ragged.py",
+        "execution/ragged.py",
         [{"slice_sizes"}],
     ),
     (
         lambda x, k: jax.lax.conv_general_dilated(x, k, (1,), "SAME"),
         (jnp.ones((1, 2, 8)), jnp.ones((3, 2, 3))),
         "conv_general_dilated",
-        "executors/convolutions.py",
+        "execution/convolutions.py",
         [
             {"window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers"}
             | {"feature_group_count", "batch_group_count", "precision", "preferred_element_type"}

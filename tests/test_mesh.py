@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.executors import processes
-from fedgrad.executors.devices import sum_over_devices
+from fedgrad.execution import multi_process
+from fedgrad.execution.devices import sum_over_devices
 from programs import TABLE, assert_same, class_1
 from test_derivatives import IMPOSSIBLE, assert_close, centralised
 
@@ -187,9 +187,9 @@ def test_the_script_of_the_page(tmp_path):
 
 
 def test_the_message_of_the_page(monkeypatch):
-    monkeypatch.setattr(processes, "gather", lambda devices, x: np.stack([x, x + 1]))
+    monkeypatch.setattr(multi_process, "gather", lambda devices, x: np.stack([x, x + 1]))
     with pytest.raises(fg.ArgumentError) as caught:
-        processes.require_equal(fg.executors.mesh().devices, {"x": [1.0]}, "accumulate")
+        multi_process.require_equal(fg.executors.mesh().devices, {"x": [1.0]}, "accumulate")
     message = str(caught.value).partition(": ")[2]
     assert message in " ".join(PAGE.read_text().split())
 

@@ -10,7 +10,7 @@ import pytest
 
 import fedgrad as fg
 from by_hand import CLIENTS, POPULATION, START, as_params, loss
-from fedgrad.core.absent import ABSENT
+from fedgrad.core.missing_names import ABSENT
 from laws import EXECUTORS
 
 

@@ -15,8 +15,8 @@ from fedgrad.ad.planner import rule_vectors
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.trace import trace
 from fedgrad.core.trace import traced as traced_function
-from fedgrad.plan.cut import cut
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.cut import cut
+from fedgrad.planning.plan import Plan
 from programs import EVAL, TABLE, TRAIN, class_1, forgetting, normal, two_rounds
 from test_random_programs import FEDERATED, read, scripts
 

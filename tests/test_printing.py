@@ -160,7 +160,7 @@ def test_training_with_nothing_more_than_needed(capsys):
     ("clients", "size"), [(1, 1), (9, 9), (10, 10), (50, 10), (240, 24), (700, 50), (10**6, 50)]
 )
 def test_how_many_take_part_if_nobody_says(clients, size):
-    from fedgrad.training.course import usual_cohort
+    from fedgrad.training.cohort_schedule import usual_cohort
 
     assert usual_cohort(clients) == size
 

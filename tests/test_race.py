@@ -66,7 +66,7 @@ def test_candidates_train_as_they_would_alone(executor, held_out):
 
 
 def test_computed_together_or_one_after_another_is_the_same(monkeypatch):
-    from fedgrad.tuning import race as module
+    from fedgrad.tuning import race_rounds as module
 
     together = play(fg.race({"a": AVGM, "b": SLOW}), 3)
     monkeypatch.setattr(module, "TOGETHER", 0)

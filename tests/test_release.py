@@ -155,7 +155,7 @@ def test_the_wheel_has_the_package_alone_and_can_be_built_from_the_sdist(built, 
     assert sorted(names[0]) == sorted(names[1])
     assert {name.partition("/")[0].partition("-")[0] for name in names[0]} == {"fedgrad"}
     assert not [name for name in names[0] if "experiment" in name]
-    assert "fedgrad/py.typed" in names[0] and "fedgrad/report/page.css" in names[0]
+    assert "fedgrad/py.typed" in names[0] and "fedgrad/reports/page.css" in names[0]
 
 
 # --- in a clean environment -----------------------------------------------------------------------

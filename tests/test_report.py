@@ -18,15 +18,15 @@ import pytest
 
 import fedgrad as fg
 from chromium import COMMAND, chromium
-from fedgrad.report import plans, run
-from fedgrad.report.charts import html as html_of
-from fedgrad.report.clients import bins
-from fedgrad.report.page import ReportError, picture
-from fedgrad.report.runs import follow
-from fedgrad.report.top import verdict
-from fedgrad.report.words import ALGORITHMS as PROPER
-from fedgrad.report.words import algorithm, change
-from fedgrad.report.write import write_report, write_run_report
+from fedgrad.reports import plans_section, run_source
+from fedgrad.reports.chart_html import html as html_of
+from fedgrad.reports.page import ReportError, picture
+from fedgrad.reports.per_client_section import bins
+from fedgrad.reports.runs import follow
+from fedgrad.reports.top_section import verdict
+from fedgrad.reports.words import ALGORITHMS as PROPER
+from fedgrad.reports.words import algorithm, change
+from fedgrad.reports.write import write_report, write_run_report
 from fedgrad.show.axis import axis
 from fedgrad.show.charts import Chart, Curve, Figure, alike
 from fedgrad.show.markup import Html, element, join
@@ -84,7 +84,7 @@ def write_run(folder, losses=LOSS, words="synthetic", name="server.learning_rate
     config["versions"] = {"fedgrad": "1.2.3"}
     (folder / "config.json").write_text(json.dumps(config))
     if with_plans:
-        plans.keep(folder, {kind: plan_of(kind) for kind in ("learned", "fixed")})
+        plans_section.keep(folder, {kind: plan_of(kind) for kind in ("learned", "fixed")})
     return folder
 
 
@@ -338,7 +338,7 @@ def test_traffic_is_the_plans(folder):
         by_plan = sum(plan.clients[t.placement] * (t.down_bytes + t.up_bytes) for t in plan.traffic)
         assert per_round[name] == by_plan == found.sent(name, 1)
         assert memory(by_plan * ROUNDS) in text
-        words = plans.HEADINGS[name]
+        words = plans_section.HEADINGS[name]
         assert picture(replace(plan, name=words).draw(), f"{name}-graph") in text
     assert f"{per_round['learned'] / per_round['fixed']:.2g} times fixed" in text
 
@@ -529,7 +529,7 @@ def test_trials_side_by_side_are_called_by_what_they_differ_in(folder):
     assert "[0]" not in words and "[1]" not in words
     # Where nothing tells them apart, they are counted.
     (folder / "config.json").write_text(json.dumps({"rounds": 3}))
-    assert list(run.read(folder).entries) == ["trial 1", "trial 2"]
+    assert list(run_source.read(folder).entries) == ["trial 1", "trial 2"]
 
 
 def test_a_vector_that_is_not_of_trials_is_shown_entry_by_entry(folder):
@@ -594,7 +594,7 @@ def test_a_training_round_is_drawn_in_words(tmp_path):
     key = jax.random.key(0)
     shapes = (state, tuned.hyper, clients.everyone, key)
     plan = fg.plan(tuned.round, *shapes, gradient_cohort=clients.everyone)
-    plans.keep(tmp_path, {"learned": plan})
+    plans_section.keep(tmp_path, {"learned": plan})
     svg = (tmp_path / "learned-round.svg").read_text()
     words = re.findall(">([^<>]+)</text>", svg)
     assert "a training round that learns" in words

@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import fedgrad as fg
-from fedgrad.report.search import _chart
-from fedgrad.report.write import write_report
+from fedgrad.reports.search_page import _chart
+from fedgrad.reports.write import write_report
 from fedgrad.training import search_folder
 
 PARAMS = {"w": jnp.zeros(3)}
@@ -144,7 +144,8 @@ def test_groups_that_fit_into_memory(setting, population, monkeypatch):
     algorithm, options, evaluate = setting
     kinds = dict(trials=3, rounds=3, evaluate=lambda p: {"loss": jnp.sum(p["w"])}, **options)
     together = fg.random_search(algorithm, population, SPACE, **kinds)
-    monkeypatch.setattr("fedgrad.training.rungs.TOGETHER", 60)  # two trials of 24 bytes
+    # Two trials of 24 bytes.
+    monkeypatch.setattr("fedgrad.training.successive_halving.TOGETHER", 60)
     grouped = fg.random_search(algorithm, population, SPACE, **kinds)
     np.testing.assert_allclose(grouped.scores, together.scores, rtol=1e-6)
 
@@ -222,7 +223,7 @@ def test_equal_trials_have_equal_scores(
 ):
     """Wherever they are, and also if a hyperparameter that is not tried is a vector."""
     if together is not None:
-        monkeypatch.setattr("fedgrad.training.rungs.TOGETHER", together)
+        monkeypatch.setattr("fedgrad.training.successive_halving.TOGETHER", together)
     _, options, evaluate = setting
     space = {"server.learning_rate": values}
     kinds = dict(rounds=3, evaluate=evaluate, **options, **more)
@@ -284,7 +285,7 @@ class Tripping(fg.Population):
 def test_an_interrupted_search_goes_on_exactly(setting, population, tmp_path, monkeypatch, trips):
     """Within a part, between parts, and at a later rung: nothing that was done is done again."""
     algorithm, options, evaluate = setting
-    monkeypatch.setattr("fedgrad.training.rungs.TOGETHER", 100)  # two trials at once
+    monkeypatch.setattr("fedgrad.training.successive_halving.TOGETHER", 100)  # two trials at once
     kinds = dict(trials=fg.Trials(6, rungs=2), rounds=6, evaluate=evaluate, **options)
     clients = Tripping(population, None)
     straight = fg.random_search(algorithm, clients, SPACE, **kinds)

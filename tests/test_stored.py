@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fedgrad as fg
-from fedgrad.clients import ahead, folder, on_disk
+from fedgrad.clients import folder, on_disk, prefetch
 from fedgrad.clients.stored import Writer
 from fedgrad.training import progress
 from laws import EXECUTORS, every_executor
@@ -275,7 +275,7 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
     clients = fg.store(tmp_path / "clients", POINTS)
     train(LINE, clients, 60)
     assert len(made) >= 2 * 60  # two leaves
-    assert max(most) <= 2 * (8 + ahead.AHEAD + 3)  # rounds that are started, loaded, and at hand
+    assert max(most) <= 2 * (8 + prefetch.AHEAD + 3)  # rounds that are started, loaded, and at hand
 
 
 def test_the_writer_needs_the_memory_of_a_client(tmp_path):
@@ -296,7 +296,7 @@ def test_the_writer_needs_the_memory_of_a_client(tmp_path):
 
 
 def loading():
-    return [t.name for t in threading.enumerate() if t.name.startswith("fedgrad-ahead")]
+    return [t.name for t in threading.enumerate() if t.name.startswith("fedgrad-prefetch")]
 
 
 @pytest.mark.parametrize("ending", [None, RuntimeError, KeyboardInterrupt])
@@ -319,7 +319,7 @@ def test_the_thread_ends(disk, ending):
 def test_the_thread_of_draws_that_nobody_closed_ends(disk):
     draw = disk.draws(KEY, 5)
     draw(1)
-    (thread,) = [t for t in threading.enumerate() if t.name.startswith("fedgrad-ahead")]
+    (thread,) = [t for t in threading.enumerate() if t.name.startswith("fedgrad-prefetch")]
     del draw
     thread.join(5)
     assert not thread.is_alive()

@@ -21,7 +21,7 @@ from fedgrad.cli import main
 from fedgrad.core.errors import MissingExtra
 from fedgrad.tasks import DataError, TaskError, prepare, task
 from fedgrad.tasks import stackoverflow_tags as tags
-from fedgrad.tasks.data import prepared
+from fedgrad.tasks.data import prepared_folder
 from fedgrad.tasks.data.tff import parse_example
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -546,11 +546,11 @@ def test_who_is_interrupted_leaves_nothing(tmp_path):
     with pytest.raises(fg.StoreError, match="Stores are within it: test, train"):
         fg.stored(tmp_path / "out")
     for clients in ({"train": 4, "test": 3}, {"test": 3}, None):
-        header = {"format": prepared.FORMAT, "task": "emnist", "clients": clients}
-        (tmp_path / "out" / prepared.HEADER).write_text(json.dumps(header))
+        header = {"format": prepared_folder.FORMAT, "task": "emnist", "clients": clients}
+        (tmp_path / "out" / prepared_folder.HEADER).write_text(json.dumps(header))
         with pytest.raises(DataError, match=r"is not whole: it has|is broken"):
             task("emnist", data=tmp_path / "out")
-    (tmp_path / "out" / prepared.HEADER).write_text("{")
+    (tmp_path / "out" / prepared_folder.HEADER).write_text("{")
     with pytest.raises(DataError, match=r"prepared.json is broken"):
         task("emnist", data=tmp_path / "out")
     with pytest.raises(TaskError, match="Did you mean 'emnist'"):
@@ -595,8 +595,8 @@ def test_what_is_not_ones_own(tmp_path):
 
 ENDED = """
 import os, signal, sys
-from fedgrad.cli import data
-from fedgrad.cli.command import main
+from fedgrad.cli import data_command
+from fedgrad.cli.dispatch import main
 prepare = data.prepare
 def ended(*args, tick, **more):
     def end(what, done, total):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fedgrad as fg
 from fedgrad.core.errors import MissingExtra
-from fedgrad.executors.convolutions import as_matmul
+from fedgrad.execution.convolutions import as_matmul
 from fedgrad.tasks import (
     TASKS,
     TaskError,

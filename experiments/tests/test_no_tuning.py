@@ -390,7 +390,7 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
         asked.update(folder=str(folder), settings=settings, run=experiment.run)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedgrad.cli.reproduce.reproduce", fake)
+    monkeypatch.setattr("fedgrad_experiments.command.reproduce", fake)
     main(
         ["reproduce", "no-tuning", "--quick", "--task", "digits,wine_x1", "--task-option", "data=x"]
     )

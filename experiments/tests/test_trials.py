@@ -207,7 +207,7 @@ def test_on_a_task_from_the_command_line(tmp_path, capsys, monkeypatch):
         asked.update(folder=folder, settings=settings)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedgrad.cli.reproduce.reproduce", fake)
+    monkeypatch.setattr("fedgrad_experiments.command.reproduce", fake)
     words = [
         "reproduce",
         "server-optimizer",

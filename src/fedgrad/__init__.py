@@ -1,6 +1,5 @@
 """Federated automatic differentiation on JAX."""
 
-import sys as _sys
 from typing import Any as _Any
 
 from fedgrad import aggregate, executors, federation, tasks
@@ -41,7 +40,6 @@ from fedgrad.clients.held_out import HeldOut
 from fedgrad.clients.in_memory import cohort, population
 from fedgrad.clients.on_disk import store, stored
 from fedgrad.clients.population import Population
-from fedgrad.core.absent import refuse_name as _refuse_name
 from fedgrad.core.errors import (
     ArgumentError,
     CohortError,
@@ -50,13 +48,13 @@ from fedgrad.core.errors import (
     PlanError,
     StoreError,
 )
-from fedgrad.core.errors import public as _public
 from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.missing_names import refuse_name as _refuse_name
 from fedgrad.core.program import Program, broadcast, client_key, mean, program, sum
-from fedgrad.plan.audit import Audit
-from fedgrad.plan.plan import Plan, Traffic, plan
+from fedgrad.planning.audit import Audit
+from fedgrad.planning.plan import Plan, Traffic, plan
 from fedgrad.pytorch.modules import from_torch, into_torch
-from fedgrad.report.runs import compare, report
+from fedgrad.reports.runs import compare, report
 from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
 from fedgrad.show.phases import Phases
@@ -199,13 +197,6 @@ __all__ = [
 ]
 
 __version__ = "0.2.0"
-
-globals().update({name: _public(globals()[name]) for name in __all__})
-
-# `fedgrad.plan` is a function and a package: `import fedgrad.plan.cut` finds the modules, too.
-for _both in (plan, report):
-    _package = _sys.modules[f"fedgrad.{_both.__name__}"]
-    vars(_both).update({k: v for k, v in vars(_package).items() if k[0] != "_"})
 
 
 def __getattr__(name: str) -> _Any:

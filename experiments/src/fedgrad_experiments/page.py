@@ -3,10 +3,10 @@
 import webbrowser
 from pathlib import Path
 
-from fedgrad.report.charts import html
-from fedgrad.report.page import Section, again, listing, page, table, versions
-from fedgrad.report.runs import NAME
-from fedgrad.report.words import said
+from fedgrad.reports.chart_html import html
+from fedgrad.reports.page import Section, again, listing, page, table, versions
+from fedgrad.reports.runs import NAME
+from fedgrad.reports.words import said
 from fedgrad.show.charts import Figure
 from fedgrad.show.markup import Content, Html, element
 from fedgrad.training.files import write_whole

@@ -13,7 +13,7 @@ from fedgrad.core.errors import ArgumentError, FederatedError, PlanError, known_
 from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import struct
-from fedgrad.plan.plan import plan
+from fedgrad.planning.plan import plan
 
 
 class GradientError(FederatedError, AssertionError):

@@ -29,7 +29,7 @@ from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import Env, Walk, bodies, evaluate, read
 from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, inside, is_client
 from fedgrad.core.primitives import bind, client_index, promoting, sum_p
-from fedgrad.plan.cut import cut
+from fedgrad.planning.cut import cut
 
 Array = jax.Array
 Blocks = list[list[Array]]  # derivative[j][i] of shape results[j] + wrt[i]

@@ -18,8 +18,8 @@ from fedgrad.ad.rules import RULES, impossible
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, known_fields
 from fedgrad.core.graph import Graph
 from fedgrad.core.trace import Traced
-from fedgrad.plan.cut import cut
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.cut import cut
+from fedgrad.planning.plan import Plan
 
 EXHAUSTIVE = 3  # rounds of which every vector of rules is traced
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.algorithms.contract import checked, checked_init, require_algorithm
+from fedgrad.algorithms.algorithm_checks import checked, checked_init, require_algorithm
 from fedgrad.algorithms.hyper import replace as replaced
 from fedgrad.algorithms.hyper import with_schedules
 from fedgrad.clients.population import Population

@@ -14,10 +14,11 @@ import optax
 
 from fedgrad.algorithms.hyper import at, with_schedules
 from fedgrad.algorithms.parametrization import DEFAULT_BOUNDS
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, public
 from fedgrad.core.primitives import promoting
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Optimizer:
     """How to make an optax optimizer, and the hyperparameters to make it with."""
@@ -56,6 +57,7 @@ class Optimizer:
         return optax.with_extra_args_support(optax.chain(made, _scale_by(rates)))
 
 
+@public
 def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: Any) -> Optimizer:
     """`fg.optimizer(optax.sgd, learning_rate=1.0, momentum=0.9)`: the arguments that are floats
     become hyperparameters, which can be changed or learned, and so do functions of the round

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.core.errors import ArgumentError, known_arguments
+from fedgrad.core.errors import ArgumentError, known_arguments, public
 from fedgrad.core.primitives import common
 from fedgrad.core.types import Hyper
 
@@ -32,6 +32,7 @@ MAGNITUDES = ("adaptation_rate", "adaptivity", "factor", "hyper_learning_rate", 
 EDGE = 1e-6  # how near to its bounds, as a part of the range, a logit can be
 
 
+@public
 @dataclass(frozen=True)
 class Form:
     """How a hyperparameter is learned, and its bounds: see `linear`, `log` and `logit`."""

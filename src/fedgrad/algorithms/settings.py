@@ -8,6 +8,7 @@ from typing import Any, ParamSpec
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import Work
 from fedgrad.algorithms.optimizer import Optimizer
+from fedgrad.core.errors import public
 
 P = ParamSpec("P")
 
@@ -43,7 +44,7 @@ def titled(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
         found = make(*args, **kwargs)
         return replace(found, settings={**found.settings, "name": NAMES.get(words, words)})
 
-    return made
+    return public(made)
 
 
 def settings_of(work: Work, server: Optimizer, weighting: str) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from rich.table import Table
 
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.cli import options as read
-from fedgrad.plan.plan import Plan
-from fedgrad.report.plans import KeptPlan
-from fedgrad.report.run import Run
-from fedgrad.report.top import verdict
-from fedgrad.report.words import measure, title
+from fedgrad.planning.plan import Plan
+from fedgrad.reports.plans_section import KeptPlan
+from fedgrad.reports.run_source import Run
+from fedgrad.reports.top_section import verdict
+from fedgrad.reports.words import measure, title
 from fedgrad.show.numbers import memory, number, short
 from fedgrad.show.phases import Phases
 

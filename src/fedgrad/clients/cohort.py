@@ -7,8 +7,10 @@ import jax
 
 from fedgrad.clients.examples import Examples
 from fedgrad.core.arguments import ClientData, Seen, Shared
+from fedgrad.core.errors import public
 
 
+@public
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cohort(ClientData):

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedgrad.clients.padding import padded
 from fedgrad.clients.shuffle import permuted
-from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.core.errors import ArgumentError, public, require_whole
 from fedgrad.core.types import Batch, Key
 
 Carry = TypeVar("Carry")
@@ -30,6 +30,7 @@ class Part:
     held: bool = field(metadata={"static": True})  # held out, and not to be trained on
 
 
+@public
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Examples:
@@ -182,7 +183,7 @@ def repeat(
     """`for i in range(times): carry = step(i, carry)` with `times <= most`, differentiable.
 
     It is traced as a scan of static length whose steps past `times` do nothing. The local executor
-    knows this form and runs it with a dynamic trip count (executors/ragged.py).
+    knows this form and runs it with a dynamic trip count (execution/ragged.py).
     """
 
     times = jnp.asarray(times, jnp.int32)

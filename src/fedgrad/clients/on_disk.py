@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from fedgrad.clients import sampling
-from fedgrad.clients.ahead import Ahead
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.folder import Folder, Unreadable
 from fedgrad.clients.in_memory import everywhere
 from fedgrad.clients.population import Population, require_clients
+from fedgrad.clients.prefetch import Prefetch
 from fedgrad.clients.stored import Writer
 from fedgrad.core.errors import CohortError, StoreError, known_arguments
 from fedgrad.core.types import Key
@@ -106,7 +106,7 @@ class OnDisk(Population):
         def load(round: int) -> Loaded:
             return self._load(sampling.positions(words, round, role, len(self), size))
 
-        return Cohorts(self, Ahead(load))
+        return Cohorts(self, Prefetch(load))
 
     def portions(self) -> Generator[Cohort]:
         """All clients, as many at a time as fit; the next ones are loaded in the background."""
@@ -120,7 +120,7 @@ class OnDisk(Population):
             last = min(starts[number] + size, len(self))
             return self._load(np.arange(starts[number], last, dtype=np.int32))
 
-        with closing(Cohorts(self, Ahead(load, last=len(starts) - 1))) as portions:
+        with closing(Cohorts(self, Prefetch(load, last=len(starts) - 1))) as portions:
             yield from map(portions, range(len(starts)))
 
     def some_data(self) -> list[np.ndarray]:
@@ -189,17 +189,17 @@ class OnDisk(Population):
 class Cohorts:
     """Cohorts by number, of rounds or of portions, loaded ahead."""
 
-    def __init__(self, population: OnDisk, ahead: Ahead[Loaded]) -> None:
-        self.population, self.ahead = population, ahead
+    def __init__(self, population: OnDisk, prefetch: Prefetch[Loaded]) -> None:
+        self.population, self.prefetch = population, prefetch
 
     def __call__(self, number: int) -> Cohort:
         """The cohort."""
         with _told():
-            return self.population._cohort(self.ahead(number))
+            return self.population._cohort(self.prefetch(number))
 
     def close(self) -> None:
         """End the loading."""
-        self.ahead.close()
+        self.prefetch.close()
 
 
 @contextmanager

@@ -13,11 +13,12 @@ import numpy as np
 from fedgrad.clients import sampling
 from fedgrad.clients.cohort import Cohort
 from fedgrad.core.arguments import ClientData, Seen
-from fedgrad.core.errors import ArgumentError, CohortError
+from fedgrad.core.errors import ArgumentError, CohortError, public
 from fedgrad.core.program import Executor
 from fedgrad.core.types import Key
 
 
+@public
 class Population(ClientData):
     """Whatever clients can be sampled from. `fg.population` makes one in memory.
 

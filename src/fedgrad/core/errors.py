@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class FederatedError(Exception):
@@ -94,7 +95,7 @@ def known_arguments(
 
         if called is not None:
             checked.__name__ = checked.__qualname__ = called
-        return cast(F, checked)
+        return cast(F, public(checked))
 
     return wrap
 
@@ -130,7 +131,7 @@ def known_fields_of(called: str) -> Callable[[C], C]:
             made(self, *args, **kwargs)
 
         cls.__init__ = checked  # type: ignore[misc]
-        return cls
+        return public(cls)
 
     return wrap
 
@@ -213,19 +214,14 @@ def _users_frame() -> FrameType:
 # --- errors show the user's lines, and none of ours ---------------------------------------------
 
 
-def public(value: Any) -> Any:
-    """A function, or a class and its methods, as users call them: what they raise shows the lines
-    of the user, and none of ours. `FEDGRAD_TRACEBACK=full` in the environment shows them all."""
+def public(value: T) -> T:
+    """Decorate a function, or a class and its methods, that users call: what it raises shows the
+    lines of the user, and none of ours. `FEDGRAD_TRACEBACK=full` in the environment shows all."""
     if inspect.isfunction(value):
-        wrapped, name = _without_our_frames(value), str(value.__name__)
-        module = sys.modules[value.__module__]
-        if getattr(module, name, None) is value:  # where a pickle looks for it
-            setattr(module, name, wrapped)
-        return wrapped
-    if inspect.isclass(value) and not issubclass(value, BaseException):
-        for name, member in list(vars(value).items()):
-            if inspect.isfunction(member) and (name[0] != "_" or name in ("__init__", "__call__")):
-                setattr(value, name, _without_our_frames(member))
+        return cast(T, _without_our_frames(value))
+    for name, member in list(vars(value).items()):
+        if inspect.isfunction(member) and (name[0] != "_" or name in ("__init__", "__call__")):
+            setattr(value, name, _without_our_frames(member))
     return value
 
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.core.control import While, control
-from fedgrad.core.dropped import Key, Line, marked, masks, upstream
 from fedgrad.core.primitives import (
     CALLS,
     CUSTOM_DERIVATIVES,
@@ -27,6 +26,7 @@ from fedgrad.core.primitives import (
     jax_primitives,
     make_jaxpr,
 )
+from fedgrad.core.uncounted import Key, Line, marked, masks, upstream
 
 # What there may be something to mend of.
 MENDED = {counted_p, jax_primitives.while_p}

@@ -46,6 +46,7 @@ class Executor(Protocol):
         ...
 
 
+@public
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Program:
     """A federated computation. Make one with `@fg.program(...)`; call it like a function.
@@ -153,6 +154,7 @@ class Program:
                 )
 
 
+@public
 def program(fun: Callable[..., Any] | None = None, /, **placements: Placement) -> Any:
     """Decorator: `@fg.program(z=fg.CLIENTS)`. Arguments that are not named are at the server."""
     if fun is not None and not callable(fun):

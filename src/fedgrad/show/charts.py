@@ -2,8 +2,8 @@
 
 They are drawn here and not by a plotting library, because a report is one file that works offline,
 shows the values under the pointer, turns dark with the reader's setting, and has words that stay
-readable on a phone. A `Chart` in a report is HTML (report/charts.py); a `Figure` is an SVG that
-any viewer shows, for a page or a notebook.
+readable on a phone. A `Chart` in a report is HTML (reports/chart_html.py); a `Figure` is an SVG
+that any viewer shows, for a page or a notebook.
 """
 
 import itertools

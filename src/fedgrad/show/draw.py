@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import quoteattr
 
 from fedgrad.core.graph import SERVER
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.plan import Plan
 from fedgrad.show.naming import Work
 from fedgrad.show.outline import Frame, Item, Link, Outline, Part, Round, Size, Visit, outline
 from fedgrad.show.pen import Pen, document, in_a_page, text_width

@@ -9,9 +9,9 @@ from fedgrad.ad.planner import CostModel
 from fedgrad.ad.rules import MODES, Mode
 from fedgrad.ad.transforms import Argnums, grad, jacobian
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.core.errors import ArgumentError, PlanError
+from fedgrad.core.errors import ArgumentError, PlanError, public
 from fedgrad.core.program import Program
-from fedgrad.plan.plan import Plan, plan
+from fedgrad.planning.plan import Plan, plan
 from fedgrad.show.numbers import count, memory, price
 from fedgrad.show.pen import in_a_page
 from fedgrad.show.phases import Phases, phases
@@ -31,6 +31,7 @@ class Row:
     problem: str = ""
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Explanation:
     """The program's plan and a table of modes. Print it, or show it in a notebook."""
@@ -108,6 +109,7 @@ class Explanation:
 def explain(program: Algorithm, *args: Any, **kwargs: Any) -> Phases: ...
 @overload
 def explain(program: Program, *args: Any, **kwargs: Any) -> Explanation: ...
+@public
 def explain(
     program: Any,
     *args: Any,

@@ -16,7 +16,7 @@ import jax
 from fedgrad.ad.rules import differentiable
 from fedgrad.core import graph as core
 from fedgrad.core.graph import SERVER, Equation, Exchange, Graph, Value, is_client
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.plan import Plan
 from fedgrad.show.naming import Work, directing, stage_work
 from fedgrad.show.numbers import memory, plural
 

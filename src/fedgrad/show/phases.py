@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.core.errors import known_arguments, require_whole
+from fedgrad.core.errors import known_arguments, public, require_whole
 from fedgrad.core.types import Params
-from fedgrad.plan.plan import Plan, plan
+from fedgrad.planning.plan import Plan, plan
 from fedgrad.show.numbers import count, memory
 from fedgrad.show.terminal import notebook, plain
 
@@ -34,6 +34,7 @@ class Phase:
         return sum(self.plan.bytes)
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Phases:
     """The phases of a training. Print it, or show it in a notebook."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgrad.core.graph import SERVER
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.plan import Plan
 from fedgrad.show.numbers import memory, plural
 from fedgrad.show.outline import (
     Frame,

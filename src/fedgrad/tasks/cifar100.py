@@ -9,12 +9,12 @@ import numpy as np
 
 from fedgrad.core.types import Batch, Key, Params
 from fedgrad.tasks import layers, scores, split
-from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import generated
+from fedgrad.tasks.data.column_values import images, whole
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
-from fedgrad.tasks.data.values import images, whole
 from fedgrad.tasks.from_data import FromData, Model
+from fedgrad.tasks.task_checks import TaskError
 
 CLASSES = 100
 CROP, SIDE = slice(4, 28), 24  # the middle 24 x 24

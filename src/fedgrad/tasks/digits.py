@@ -7,8 +7,8 @@ from fedgrad.clients.in_memory import population
 from fedgrad.core.errors import needs
 from fedgrad.core.types import Key
 from fedgrad.tasks import classifier, split
-from fedgrad.tasks.contract import Defaults
 from fedgrad.tasks.task import Task
+from fedgrad.tasks.task_checks import Defaults
 
 
 def digits(

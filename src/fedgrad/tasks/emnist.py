@@ -8,9 +8,9 @@ import numpy as np
 from fedgrad.core.types import Batch, Key, Params
 from fedgrad.tasks import layers, scores
 from fedgrad.tasks.data import generated
+from fedgrad.tasks.data.column_values import images, whole
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
-from fedgrad.tasks.data.values import images, whole
 from fedgrad.tasks.from_data import FromData, Model
 
 CLASSES = 62

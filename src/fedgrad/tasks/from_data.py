@@ -6,10 +6,10 @@ from typing import Any
 
 from fedgrad.core.errors import nearest
 from fedgrad.core.types import Key, Params
-from fedgrad.tasks.contract import Defaults, PerExample, TaskError
 from fedgrad.tasks.data.conversion import populations
 from fedgrad.tasks.data.dataset import DataSet
 from fedgrad.tasks.task import Task
+from fedgrad.tasks.task_checks import Defaults, PerExample, TaskError
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedgrad.core.errors import known_arguments
-from fedgrad.tasks.contract import TaskError
-from fedgrad.tasks.data import prepared
+from fedgrad.tasks.data import prepared_folder
 from fedgrad.tasks.data.conversion import converted, learned
 from fedgrad.tasks.data.dataset import Asked, DataSet
 from fedgrad.tasks.data.opening import opened
 from fedgrad.tasks.data.source import Tick
 from fedgrad.tasks.from_data import FromData
 from fedgrad.tasks.registry import TASKS
+from fedgrad.tasks.task_checks import TaskError
 
 PREPARED: Mapping[str, DataSet] = {
     name: task.data for name, task in TASKS.items() if isinstance(task, FromData)
@@ -37,11 +37,11 @@ def prepare(
     if name not in PREPARED:
         raise TaskError.here(f"The task {name!r} has no data to prepare.", name, PREPARED)
     dataset, path = PREPARED[name], Path(out)
-    prepared.require_free(path)
-    if prepared.is_prepared(Path(data)):
+    prepared_folder.require_free(path)
+    if prepared_folder.is_prepared(Path(data)):
         raise TaskError.here(f"{data} is prepared already.")
     asked = Asked(clients, validation, seed)
     with opened(dataset, data, asked, tick) as source:
         known = learned(dataset, source, tick)
         each = converted(dataset, source, asked, known, tick)
-        return prepared.written(path, name, each, known)
+        return prepared_folder.written(path, name, each, known)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedgrad.core.errors import FederatedError, nearest
+from fedgrad.core.errors import FederatedError, nearest, public
 from fedgrad.core.imported import imported
 from fedgrad.tasks.cifar100 import cifar100
-from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.digits import digits
 from fedgrad.tasks.emnist import emnist
 from fedgrad.tasks.shakespeare import shakespeare
@@ -17,6 +16,7 @@ from fedgrad.tasks.stackoverflow_tags import stackoverflow_tags
 from fedgrad.tasks.stackoverflow_words import stackoverflow_words
 from fedgrad.tasks.synthetic import synthetic
 from fedgrad.tasks.task import Task
+from fedgrad.tasks.task_checks import TaskError
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "cifar100": cifar100,
@@ -29,6 +29,7 @@ TASKS: Mapping[str, Callable[..., Task]] = {
 }
 
 
+@public
 def task(name: str, **options: Any) -> Task:
     """The task of this name, made with these options (those of its function in `TASKS`).
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedgrad.core.errors import known_arguments
-from fedgrad.tasks.contract import TaskError
+from fedgrad.tasks.task_checks import TaskError
 
 
 @known_arguments()

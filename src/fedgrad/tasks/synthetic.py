@@ -14,8 +14,8 @@ import numpy as np
 from fedgrad.clients.in_memory import population
 from fedgrad.core.types import Key
 from fedgrad.tasks import classifier, split
-from fedgrad.tasks.contract import Defaults, TaskError
 from fedgrad.tasks.task import Task
+from fedgrad.tasks.task_checks import Defaults, TaskError
 
 FEATURES, CLASSES = 60, 10
 

@@ -8,7 +8,7 @@ import jax
 
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import known_fields
-from fedgrad.tasks.contract import Defaults, PerExample, require_task
+from fedgrad.tasks.task_checks import Defaults, PerExample, require_task
 
 _USUAL = Defaults()
 

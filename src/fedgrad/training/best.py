@@ -10,7 +10,7 @@ import numpy as np
 
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields
 from fedgrad.core.types import Params
-from fedgrad.training.curves import span
+from fedgrad.training.result_curves import span
 
 
 @known_fields

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedgrad.core.types import State
 from fedgrad.federation.protocol import state as on_nodes
-from fedgrad.federation.protocol.values import NodeValue
+from fedgrad.federation.protocol.node_values import NodeValue
 from fedgrad.training import models
 from fedgrad.training.best import Best
 from fedgrad.training.config import differences, leaves, name_of

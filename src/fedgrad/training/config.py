@@ -18,8 +18,8 @@ from fedgrad.core.control import text_of
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.core.trace import struct
 from fedgrad.core.types import State
-from fedgrad.federation.protocol.values import NodeValue
-from fedgrad.training.course import Course, Draw
+from fedgrad.federation.protocol.node_values import NodeValue
+from fedgrad.training.cohort_schedule import Course, Draw
 from fedgrad.training.log import plain
 
 # May differ between a run and its continuation: how long, and what it runs on.

@@ -14,26 +14,27 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import FederatedError, known_arguments
+from fedgrad.core.errors import FederatedError, known_arguments, public
 from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.show.numbers import plural
 from fedgrad.show.terminal import monospace
 from fedgrad.training.best import Best
+from fedgrad.training.cohort_schedule import Course
 from fedgrad.training.config import brief, describe
-from fedgrad.training.course import Course
-from fedgrad.training.curves import changes, curves, span
 from fedgrad.training.evaluation import Evaluate, Evaluations
-from fedgrad.training.first import BELONGS_ELSEWHERE, require_evaluations, require_rounds
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.loop import Loop, Played
+from fedgrad.training.preflight import BELONGS_ELSEWHERE, require_evaluations, require_rounds
 from fedgrad.training.progress import display, round_up
+from fedgrad.training.result_curves import changes, curves, span
 from fedgrad.training.run_folder import Keeping, RunFolder, run_folder
 from fedgrad.training.stopping import Callback, check_callbacks, require_stops
 
 LINES = 10  # of a result that is printed
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Result:
     """What training gave: the last state, and everything that happened on the way. It prints as a

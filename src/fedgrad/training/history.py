@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.core.errors import FederatedError, needs
+from fedgrad.core.errors import FederatedError, needs, public
 from fedgrad.training import per_client
-from fedgrad.training.curves import curves
+from fedgrad.training.result_curves import curves
 
 SHOWN = 20  # metrics, at most
 
@@ -18,6 +18,7 @@ class MetricError(FederatedError, KeyError):
     __str__ = Exception.__str__  # KeyError would show its message in quotes
 
 
+@public
 class History(Mapping[str, np.ndarray]):
     """Metrics by name, `history["loss"]`: one entry for each round, along the first axis.
 

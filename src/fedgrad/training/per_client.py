@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.errors import ArgumentError
-from fedgrad.federation.protocol.values import NodeValue
+from fedgrad.federation.protocol.node_values import NodeValue
 
 # In a history: `eval.test.per_client.loss.mean`.
 PREFIX, KINDS = "per_client", ("mean", "lowest_tenth", "highest_tenth", "percentiles")

@@ -11,7 +11,7 @@ import jax
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.notebook import Changing
-from fedgrad.training.curves import span
+from fedgrad.training.result_curves import span
 
 SHOWN = 4  # hyperparameters, at most
 COMPILING = "compiling"  # what the first round does first

@@ -14,7 +14,7 @@ import jax
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.types import Params, State
 from fedgrad.federation.protocol import state as on_nodes
-from fedgrad.federation.protocol.values import NodeValue, handles
+from fedgrad.federation.protocol.node_values import NodeValue, handles
 from fedgrad.training import checkpoint
 from fedgrad.training.best import Best
 from fedgrad.training.checkpoint import Checkpoint

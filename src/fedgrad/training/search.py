@@ -16,26 +16,33 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
+from fedgrad.core.errors import (
+    ArgumentError,
+    known_arguments,
+    known_fields,
+    public,
+    require_whole,
+)
 from fedgrad.core.types import Hyper, Key, Params
 from fedgrad.show.numbers import number, plural
-from fedgrad.training.course import Course, usual_key
+from fedgrad.training.cohort_schedule import Course, usual_key
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
-from fedgrad.training.first import (
+from fedgrad.training.interrupt import Interrupts
+from fedgrad.training.preflight import (
     BELONGS_ELSEWHERE,
     require_algorithm,
     require_evaluations,
     require_model,
 )
-from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.progress import display
 from fedgrad.training.run_folder import RunFolder
-from fedgrad.training.rungs import Climb
 from fedgrad.training.search_folder import SearchFolder, Standing
 from fedgrad.training.space import Draws, combined, drawn, with_trial
+from fedgrad.training.successive_halving import Climb
 from fedgrad.tuning.side_by_side import side_by_side
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Search:
     """What a search has tried, and what it found."""

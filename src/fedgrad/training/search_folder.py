@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from fedgrad.training import checkpoint
+from fedgrad.training.cohort_schedule import Course
 from fedgrad.training.config import describe
-from fedgrad.training.course import Course
 from fedgrad.training.files import SEARCH as NAME
 from fedgrad.training.files import RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History

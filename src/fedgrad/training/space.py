@@ -13,12 +13,13 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.sampling import read_key
-from fedgrad.core.errors import ArgumentError, known_arguments
+from fedgrad.core.errors import ArgumentError, known_arguments, public
 from fedgrad.core.types import Hyper, Key
 
 EXAMPLE = "fg.log_uniform(1e-3, 10), or fg.choice([0.1, 1.0])"
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Range:
     """Where values of a hyperparameter come from: see `uniform`, `log_uniform` and `choice`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgrad.core.errors import ArgumentError
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
 
 
 class EngineError(FederationError):

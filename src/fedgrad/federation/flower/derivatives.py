@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedgrad.core.errors import ArgumentError, needs
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
 
 with needs("A Flower app that tunes itself", "flower"):
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict

@@ -18,7 +18,7 @@ from fedgrad.federation.flower.connection import Connection, EngineError, locate
 from fedgrad.federation.flower.engine import GridTransport
 from fedgrad.federation.flower.http import Denied, Heartbeat, call, client
 from fedgrad.federation.flower.keys import public_key
-from fedgrad.federation.flower.run import RunGrid
+from fedgrad.federation.flower.superlink_run import RunGrid
 
 _ATTEMPTS = 5
 _HEARTBEAT = 5.0  # Flower gives a run up after 60 s without one

@@ -11,10 +11,10 @@ from typing import Any
 from fedgrad.core.errors import needs
 from fedgrad.federation.flower.connection import EngineError
 from fedgrad.federation.flower.engine import FIELD, MESSAGE_TYPE, RECORD, envelope, reply
-from fedgrad.federation.protocol.data import Context, load
 from fedgrad.federation.protocol.envelope import Envelope
 from fedgrad.federation.protocol.memory import Entry, Memory
 from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.node_data import Context, load
 from fedgrad.federation.protocol.packing import pack, unpack
 from fedgrad.federation.protocol.policy import Policy
 

@@ -97,8 +97,8 @@ def _add_superlink(parser: argparse.ArgumentParser) -> None:
 def _node(options: argparse.Namespace) -> int:
     from fedgrad.federation.flower.connection import is_loopback, secured
     from fedgrad.federation.flower.fleet import serve, warm
-    from fedgrad.federation.protocol.data import Context, load
     from fedgrad.federation.protocol.node import Node
+    from fedgrad.federation.protocol.node_data import Context, load
     from fedgrad.federation.protocol.policy import Policy
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -193,7 +193,7 @@ def _certificates(options: argparse.Namespace) -> int:
 
 def _register(options: argparse.Namespace) -> int:
     from fedgrad.federation.flower.connection import secured
-    from fedgrad.federation.flower.control import register
+    from fedgrad.federation.flower.control_api import register
     from fedgrad.federation.flower.keys import public_key
 
     connection = secured(options.superlink, options.root_certificates, insecure=options.insecure)

@@ -18,7 +18,7 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.federation.flower.connection import EngineError, secured
 from fedgrad.federation.flower.keys import public_key
 from fedgrad.federation.operate.certificates import make_certificates, make_node_key
-from fedgrad.federation.operate.processes import Process, start, stop
+from fedgrad.federation.operate.started_processes import Process, start, stop
 
 _STATE = "federation.json"
 _SCRIPTS = sysconfig.get_path("scripts")  # where Flower's commands are, and look for each other
@@ -177,7 +177,7 @@ def _superlink(federation: LocalFederation, nodes: int, stock: bool) -> LocalFed
         command += ["--isolation", "process"]  # server code runs in the user's own process
     if not federation.secure:
         return _started(federation, "superlink", [*command, "--insecure"])
-    from fedgrad.federation.flower.control import register
+    from fedgrad.federation.flower.control_api import register
 
     keys = federation.keys
     if not (keys / "authority.key").exists():
@@ -229,7 +229,7 @@ def _started(federation: LocalFederation, role: str, command: list[str]) -> Loca
 
 
 def _wait(federation: LocalFederation, nodes: int) -> None:
-    from fedgrad.federation.flower.control import nodes_online
+    from fedgrad.federation.flower.control_api import nodes_online
     from fedgrad.federation.flower.http import Unreachable
 
     connection = secured(federation.address, federation.root_certificates)

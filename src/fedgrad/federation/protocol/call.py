@@ -10,13 +10,13 @@ import numpy as np
 
 from fedgrad.aggregate.sums import in_order
 from fedgrad.core.graph import Equation, Exchange, Graph, Round, is_client
-from fedgrad.executors.reference import InPython
+from fedgrad.execution.reference import InPython
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.messages import Messages, Work
-from fedgrad.federation.protocol.prepared import Prepared
-from fedgrad.federation.protocol.sources import DECIDED
+from fedgrad.federation.protocol.node_values import Place, Remote, Versions, constant, stacked
+from fedgrad.federation.protocol.prepared_plan import Prepared
+from fedgrad.federation.protocol.provenance.sources import DECIDED
 from fedgrad.federation.protocol.stage_program import StageProgram
-from fedgrad.federation.protocol.values import Place, Remote, Versions, constant, stacked
 
 
 class Call(InPython):

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fedgrad.federation.protocol.call_report import Report
 from fedgrad.federation.protocol.envelope import Envelope, Meta
-from fedgrad.federation.protocol.errors import Refused
 from fedgrad.federation.protocol.federation import Federation
-from fedgrad.federation.protocol.report import Report
+from fedgrad.federation.protocol.federation_errors import Refused
+from fedgrad.federation.protocol.node_values import Place
 from fedgrad.federation.protocol.signing import sign
 from fedgrad.federation.protocol.stage_program import StageProgram
-from fedgrad.federation.protocol.values import Place
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 Enough = Callable[[Collection[int]], bool]  # of the clients that have answered well

@@ -15,20 +15,20 @@ from fedgrad.core.arguments import Arguments, parts, read_arguments
 from fedgrad.core.errors import ArgumentError, CohortError, PlanError, known_fields_of
 from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
-from fedgrad.federation.protocol.attendance import Attendance, examples, values
 from fedgrad.federation.protocol.call import Call
+from fedgrad.federation.protocol.call_report import Report
 from fedgrad.federation.protocol.delivery import Terms
 from fedgrad.federation.protocol.envelope import Transport, connect
-from fedgrad.federation.protocol.errors import CohortMismatch, NoAnswer
 from fedgrad.federation.protocol.federation import Federation
+from fedgrad.federation.protocol.federation_errors import CohortMismatch, NoAnswer
 from fedgrad.federation.protocol.messages import BeginAgain, Group, Messages
-from fedgrad.federation.protocol.population import NodePopulation
-from fedgrad.federation.protocol.prepared import Prepared
-from fedgrad.federation.protocol.report import Report
+from fedgrad.federation.protocol.node_population import NodePopulation
+from fedgrad.federation.protocol.node_values import NodeValue, Place, Versions, choose, handles
+from fedgrad.federation.protocol.prepared_plan import Prepared
+from fedgrad.federation.protocol.quorum import Attendance, examples, values
 from fedgrad.federation.protocol.signing import sign
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
-from fedgrad.federation.protocol.values import NodeValue, Place, Versions, choose, handles
-from fedgrad.plan.plan import ready_plan
+from fedgrad.planning.plan import ready_plan
 
 
 @known_fields_of("flower")

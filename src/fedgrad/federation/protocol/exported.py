@@ -13,12 +13,12 @@ from jax import export
 from fedgrad.core.errors import ArgumentError, PlanError, known_arguments, needs
 from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
 from fedgrad.core.graph import Exchange, Graph, Round, fold, is_client
-from fedgrad.federation.protocol.declared import Declared
-from fedgrad.federation.protocol.errors import FederationError
-from fedgrad.federation.protocol.origins import Origins
-from fedgrad.federation.protocol.sources import ARGUMENT, Source, check_source
+from fedgrad.federation.protocol.federation_errors import FederationError
+from fedgrad.federation.protocol.provenance.declarations import Declared
+from fedgrad.federation.protocol.provenance.origins import Origins
+from fedgrad.federation.protocol.provenance.sources import ARGUMENT, Source, check_source
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.plan import Plan
 
 
 @known_arguments()

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fedgrad.federation.protocol.envelope import Enough, Envelope, Transport
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
 
 log = logging.getLogger("fedgrad.federation")
 

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from fedgrad.federation.protocol.data import Context
 from fedgrad.federation.protocol.envelope import Arrived, Enough, Envelope, collected
 from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.node_data import Context
 from fedgrad.federation.protocol.policy import Policy
 
 

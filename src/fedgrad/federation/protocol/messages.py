@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fedgrad.federation.protocol.call_report import Dropped, Report
 from fedgrad.federation.protocol.delivery import Arrays, Delivery, Terms, Work
-from fedgrad.federation.protocol.errors import CohortMismatch, NoAnswer
 from fedgrad.federation.protocol.federation import Federation
-from fedgrad.federation.protocol.report import Dropped, Report
+from fedgrad.federation.protocol.federation_errors import CohortMismatch, NoAnswer
 
 
 @dataclass

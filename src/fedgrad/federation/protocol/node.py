@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.errors import known_fields
-from fedgrad.federation.protocol.data import Context, OwnData
-from fedgrad.federation.protocol.declared import At, Declared, Origin
 from fedgrad.federation.protocol.envelope import Envelope, Meta
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
 from fedgrad.federation.protocol.memory import CONSTANT, KEPT, PROGRAM, Memory
+from fedgrad.federation.protocol.node_data import Context, OwnData
 from fedgrad.federation.protocol.policy import Policy, Refusal
+from fedgrad.federation.protocol.provenance.declarations import At, Declared, Origin
 from fedgrad.federation.protocol.stage_program import StageProgram, read_program
 
 log = logging.getLogger("fedgrad.node")

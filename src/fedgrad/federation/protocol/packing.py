@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from fedgrad.federation.protocol.envelope import Envelope, Meta
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
 
 _PREFIX = struct.Struct("<4sI")
 _MAGIC = b"fgE1"

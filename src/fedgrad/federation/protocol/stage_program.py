@@ -13,8 +13,8 @@ from typing import Any
 import jax
 from jax import export
 
-from fedgrad.federation.protocol.declared import Declared
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
+from fedgrad.federation.protocol.provenance.declarations import Declared
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # Where code leaves the device: calls by name, and the queues that it shares with its host.

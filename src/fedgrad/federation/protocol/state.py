@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.clients.population import require_kept
-from fedgrad.federation.protocol.values import (
+from fedgrad.federation.protocol.node_values import (
     NodeValue,
     Remote,
     Versions,

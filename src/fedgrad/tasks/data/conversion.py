@@ -12,11 +12,11 @@ import numpy as np
 from fedgrad.clients.in_memory import population
 from fedgrad.clients.population import Population
 from fedgrad.tasks import split
-from fedgrad.tasks.contract import TaskError
-from fedgrad.tasks.data import prepared
+from fedgrad.tasks.data import prepared_folder
 from fedgrad.tasks.data.dataset import Asked, DataSet
 from fedgrad.tasks.data.opening import opened
 from fedgrad.tasks.data.source import Columns, DataError, Source, Tick
+from fedgrad.tasks.task_checks import TaskError
 
 HELD_OUT = 0.2  # of a client's examples, where a source does not say which are to test
 
@@ -36,13 +36,13 @@ def populations(
 ) -> Populations:
     """The clients of `data`: a file, a folder, "huggingface", or None for what is made here."""
     asked = Asked(clients, validation, seed)
-    if isinstance(data, str | os.PathLike) and prepared.is_prepared(Path(data)):
+    if isinstance(data, str | os.PathLike) and prepared_folder.is_prepared(Path(data)):
         if clients is not None or validation or seed:
             raise TaskError.here(
                 f"{data} was prepared, so clients= and validation= have no effect, nor has seed=. "
                 "Give them to `fedgrad data prepare`."
             )
-        return Populations(*prepared.opened(Path(data), dataset.name), about=f"From {data}")
+        return Populations(*prepared_folder.opened(Path(data), dataset.name), about=f"From {data}")
     parts: dict[str, list[Any]] = {"train": [], "test": [], "validation": []}
     with opened(dataset, data, asked) as source:
         for part, _, examples in converted(dataset, source, asked, learned(dataset, source)):

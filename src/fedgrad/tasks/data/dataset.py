@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data.source import Columns, RawClient
+from fedgrad.tasks.task_checks import TaskError
 
 HUGGING_FACE = "huggingface"
 Divide = Callable[[Columns, str, int | None, np.random.Generator], list[np.ndarray]]

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import hugging_face, tff
 from fedgrad.tasks.data.arrays import ZIP, Arrays
 from fedgrad.tasks.data.dataset import HUGGING_FACE, Asked, DataSet
 from fedgrad.tasks.data.json_files import GZIP, Json
 from fedgrad.tasks.data.source import Columns, DataError, RawClient, Source, Tick
+from fedgrad.tasks.task_checks import TaskError
 
 
 class Generated(Source):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedgrad.tasks.contract import TaskError
+from fedgrad.tasks.task_checks import TaskError
 
 Columns = Mapping[str, Any]  # lists or arrays, with one entry per example
 Tick = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much

@@ -1,0 +1,200 @@
+"""A population whose examples are spread over the devices: each has those of its own clients.
+
+Clients do not move: who is chosen runs on the device that has its examples. So a cohort may give
+some devices more to do than others, and has a few empty seats on those.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedgrad.clients.cohort import Cohort
+from fedgrad.clients.examples import Examples
+from fedgrad.clients.in_memory import examples_of
+from fedgrad.clients.padding import padded
+from fedgrad.clients.population import Population, Stored
+from fedgrad.core.arguments import ClientData, Seen, Shared, map_parts
+from fedgrad.core.errors import CohortError
+from fedgrad.core.program import Executor
+from fedgrad.execution.devices import Devices
+from fedgrad.execution.multi_process import gather, is_key
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, repr=False)
+class ShardedCohort(Cohort):
+    """A cohort of a population that is spread over devices, with a seat for each client on the
+    device that has its examples."""
+
+    client: Any  # of each seat: which client of the cohort, -1 for nobody
+    devices: Devices = field(metadata={"static": True})
+
+
+@dataclass(frozen=True, eq=False)
+class AtHome(ClientData):
+    """A cohort as each device sees it: the part of the store that is there."""
+
+    cohort: ShardedCohort
+
+    def seen(self, where: str) -> Seen:
+        """Offsets count from the first row of the device."""
+        cohort, devices = self.cohort, self.cohort.devices.count
+        store = jax.tree.map(lambda x: Shared(x, devices), cohort.store)
+        offset = cohort.offset % (len(jax.tree.leaves(cohort.store)[0]) // devices)
+        view = Examples(store, offset, cohort.count, cohort.capacity)
+        return Seen(view, cohort.index, cohort.count)
+
+
+def by_device(argument: Any, devices: Devices) -> Any:
+    """An argument as each of the devices sees it."""
+
+    def seen(x: Any) -> Any:
+        if not isinstance(x, ShardedCohort):
+            return x
+        if x.devices != devices:
+            raise CohortError.here(
+                f"The cohort's examples are on a mesh of {dict(x.devices.mesh.shape)}, but the "
+                f"program runs on another, of {dict(devices.mesh.shape)}. Make the population with "
+                "the mesh that the program runs on."
+            )
+        return AtHome(x)
+
+    return map_parts(seen, argument)
+
+
+@dataclass(frozen=True, repr=False)
+class ShardedPopulation(Stored):
+    """All clients, the examples of each on one device. Make one with `mesh.population`."""
+
+    offsets: np.ndarray
+    device: np.ndarray  # of each client: on which one, along the axis
+    executor: Executor = field()
+
+    def cohort(self, index: Any) -> Cohort:
+        """With seats on the devices that have their examples."""
+        if isinstance(index, jax.core.Tracer):
+            raise CohortError.here(
+                "A population that is spread over devices is sampled outside of jit, because where "
+                "its clients run depends on who is chosen. Pass the cohort as an argument."
+            )
+        offset, count = self.offsets[index], self.counts[index]
+        everyone: Any = self.everyone
+        seats = _seats(self.device[index], count, everyone.devices.count)
+        return dataclasses.replace(everyone, offset=offset, count=count, index=index, client=seats)
+
+
+def population(own: Sequence[Any], devices: Devices, executor: Executor) -> Population:
+    """The clients of all processes, from each process its own, one pytree of examples for each."""
+    own = [jax.tree.map(_canonical, client) for client in own]
+    device, sizes, start = _all_clients(own, devices)
+    capacity = int(sizes.max())
+    offset, filled = np.zeros(len(sizes), np.int64), np.zeros(devices.count, np.int64)
+    for client, d in enumerate(device):
+        offset[client] = filled[d]
+        filled[d] += sizes[client]
+    rows = int(filled.max()) + capacity  # with the spare rows that a last batch may read
+    if rows * devices.count >= 2**31:
+        raise CohortError.here(
+            f"{rows} examples on each of {devices.count} devices are more than 32 bits can count. "
+            "Use more devices or fewer examples."
+        )
+
+    def stored(*leaves: np.ndarray) -> jax.Array:
+        def on_device(index: Any) -> np.ndarray:
+            d = (index[0].start or 0) // rows
+            mine = [x for x, where in zip(leaves, device[start:], strict=False) if where == d]
+            return padded(mine, rows)
+
+        shape = (rows * devices.count, *leaves[0].shape[1:])
+        return jax.make_array_from_callback(shape, devices.split, on_device)
+
+    start_row = (offset + device * rows).astype(np.int32)
+    index, seats = np.arange(len(sizes), dtype=np.int32), _seats(device, sizes, devices.count)
+    store = jax.tree.map(stored, *own)
+    everyone = ShardedCohort(store, start_row, sizes, index, capacity, seats, devices)
+    return ShardedPopulation(everyone, sizes, start_row, device, executor)
+
+
+def shard(own: Any, devices: Devices) -> Any:
+    """Values of this process's clients (stacked) as values of all processes' clients."""
+    leaves = jax.tree.leaves(own)
+    counts = {np.shape(x)[0] if np.ndim(x) else None for x in leaves}
+    if len(counts) != 1 or None in counts:
+        raise CohortError.here(
+            "mesh.shard takes a pytree of arrays with one row for each client of this process; got "
+            f"leaves of shapes {[np.shape(x) for x in leaves]}."
+        )
+    given = gather(devices, np.array([len(leaves[0]), len(devices.own)], np.int32))
+    shares = given[:, 0] / given[:, 1]
+    if (shares != given[0, 0] // given[0, 1]).any():
+        raise CohortError.here(
+            "mesh.shard: every device has to get as many clients as every other. The processes "
+            f"have {given[:, 0].tolist()} clients and {given[:, 1].tolist()} devices. Give each "
+            "the same multiple of its devices, or use mesh.population, which takes any number."
+        )
+    n = int(shares[0]) * devices.count
+
+    def spread(x: Any) -> jax.Array:
+        if is_key(x):
+            data = spread(jax.random.key_data(x))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        return jax.make_array_from_process_local_data(devices.split, x, (n, *x.shape[1:]))
+
+    return jax.tree.map(spread, own)
+
+
+def _all_clients(own: list[Any], devices: Devices) -> tuple[np.ndarray, np.ndarray, int]:
+    """Of all processes' clients: the device and the number of examples; and our first one."""
+    sizes = examples_of(own)
+    shapes = [f"{x.dtype}{x.shape[1:]}" for x in jax.tree.leaves(own[0])]
+    kind = zlib.crc32(f"{jax.tree.structure(own[0])} {shapes}".encode())
+    header = np.array([kind, len(own), len(devices.own)], np.uint32)
+    kinds, numbers, places = gather(devices, header).T
+    if (numbers < places).any():
+        raise CohortError.here(
+            f"mesh.population: the processes have {numbers.tolist()} clients for "
+            f"{places.tolist()} devices. Give each at least one for every device."
+        )
+    if (kinds != kind).any():
+        raise CohortError.here(
+            f"mesh.population: examples have not the same structure, shapes and dtypes in every "
+            f"process. Here they are {jax.tree.structure(own[0])} with {shapes}."
+        )
+    # Large ones first, each to the device that has the fewest examples so far.
+    filled = dict.fromkeys(devices.own, 0)
+    device = np.zeros(len(own), np.int32)
+    for client in np.argsort(-sizes, kind="stable"):
+        device[client] = min(filled, key=lambda d: filled[d])
+        filled[device[client]] += sizes[client]
+    table = np.zeros((int(numbers.max()), 2), np.int32)
+    table[: len(own)] = np.stack([device, sizes], 1)
+    tables = zip(gather(devices, table), numbers, strict=True)
+    every = np.concatenate([rows[:n] for rows, n in tables])
+    before = list(devices.devices_of).index(jax.process_index())
+    return every[:, 0], every[:, 1], int(numbers[:before].sum())
+
+
+def _seats(device: np.ndarray, count: np.ndarray, devices: int) -> np.ndarray:
+    """Which client sits in each seat: on its device, the large ones first.
+
+    The number of seats is rounded up, so that cohorts of one size have few different numbers of
+    them, for each of which a program is compiled once.
+    """
+    order = np.lexsort((-count, device))
+    taken = np.bincount(device, minlength=devices)
+    step = max(1, len(device) // (4 * devices))
+    share = -(-int(taken.max()) // step) * step
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(taken) - taken, taken)
+    seats = np.full(devices * share, -1, np.int32)
+    seats[device[order] * share + rank] = order
+    return seats
+
+
+def _canonical(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
