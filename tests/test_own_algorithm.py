@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -321,3 +322,14 @@ def test_the_recipes_in_the_messages_are_right():
     }
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-9, err_msg=name)
+
+
+def test_the_skeletons_for_contributors_train(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "examples"))
+    from skeletons import algorithm, task, transformation
+
+    made = task.skeleton()
+    counted = transformation.counted(algorithm.skeleton(made.loss))
+    params = made.init(jax.random.key(0))
+    history = fg.fit(counted, made.train, params=params, rounds=20, progress=False).history
+    assert history["loss"][-1] < history["loss"][0] / 2 and history["rounds"][-1] == 20
