@@ -324,6 +324,7 @@ def test_the_recipes_in_the_messages_are_right():
         np.testing.assert_allclose(found[name], value, rtol=1e-9, err_msg=name)
 
 
+@pytest.mark.promotes("dtype")
 def test_the_skeletons_for_contributors_train(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "examples"))
     from skeletons import algorithm, task, transformation

@@ -31,7 +31,7 @@ def skeleton(clients: int = 20, seed: int = 0) -> fg.tasks.Task:
         return {"x": x, "y": (x @ slope + noise).astype(np.float32)}
 
     def init(key: jax.Array) -> dict[str, jax.Array]:
-        return {"w": jnp.zeros(5), "b": jnp.zeros(())}
+        return {"w": jnp.zeros(5, jnp.float32), "b": jnp.zeros((), jnp.float32)}
 
     def squared_error(params: Any, batch: Any) -> jax.Array:
         """One number per example."""
