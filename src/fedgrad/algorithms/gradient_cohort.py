@@ -103,7 +103,7 @@ class GradientCohort:
             value = own(params)
             with jax.named_scope("loss of the model, weighted"):
                 total = mean(value, weights=examples.count, at=at, empty=jnp.nan)
-                known = sum_(examples.count, at) > 0
+                known = sum_(examples.count > 0, at) > 0  # a sum of counts could wrap
             if before is None:
                 return total, (known, None)
             with jax.named_scope("comparison with the model before"):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.clients.padding import fill
+from fedgrad.clients.padding import MOST, fill
 from fedgrad.clients.stored import (
     COUNTS,
     FORMAT,
@@ -29,6 +29,7 @@ from fedgrad.clients.stored import (
     rebuilt,
 )
 from fedgrad.core.errors import StoreError
+from fedgrad.core.lossless import extremes, misfit
 
 ALIGNED = 64  # bytes: such buffers are used by XLA on CPUs as they are, without a copy
 
@@ -62,6 +63,7 @@ class Folder:
                     str(x["file"]),
                     _dtype(x["dtype"]),
                     tuple(map(index, x["shape"])),
+                    tuple((number, index(client)) for number, client in x.get("ends", ())),
                 )
                 for x in header["leaves"]
             )
@@ -92,6 +94,8 @@ class Folder:
         right = zlib.crc32(content) == checksum and counts.sum() == examples
         if not right or not len(counts) or counts.min() < 1:
             raise _broken(folder, f"{COUNTS} is damaged")
+        if counts.max() > MOST:
+            raise _broken(folder, f"a client has more than {MOST:,} examples")
         offsets = np.cumsum(counts) - counts
         return Folder(
             folder, counts.astype(np.int32), offsets, leaves, tuple(stamps[1:]), tree, named, about
@@ -135,6 +139,18 @@ class Folder:
             fill(array, filled)
             found.append(array)
         return jax.tree.map(lambda number: found[number], self.tree)
+
+    def require_lossless(self, read: Any) -> None:
+        """Refuse what was read if JAX would change a number, of these clients or of others: it is
+        known before anybody trains."""
+        arrays = jax.tree.leaves(read)
+        for number, array in zip(jax.tree.leaves(self.tree), arrays, strict=True):
+            leaf = self.leaves[number]
+            if leaf.dtype == jax.dtypes.canonicalize_dtype(leaf.dtype):
+                continue
+            for end, client in leaf.ends or ((end, "?") for end in extremes(array)):
+                if why := misfit((end,), leaf.dtype):
+                    raise StoreError.here(f"{self.path}: client {client}{leaf.name}: {why}")
 
     def _runs(self, clients: np.ndarray, size: int) -> Iterator[tuple[int, int, int]]:
         """What is read at once, neighbours together: in bytes where it is in the file, where it

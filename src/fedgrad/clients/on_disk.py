@@ -144,6 +144,7 @@ class OnDisk(Population):
         return Loaded(self.folder.read(index, rows), offset, count, index)
 
     def _cohort(self, loaded: Loaded) -> Cohort:
+        self.folder.require_lossless(loaded.store)
         arrays = (loaded.store, loaded.offset, loaded.count, loaded.index)
         # XLA on a CPU uses these buffers as they are.
         store, offset, count, index = jax.device_put(arrays, self.sharding)

@@ -14,6 +14,7 @@ from fedgrad.clients import sampling
 from fedgrad.clients.cohort import Cohort
 from fedgrad.core.arguments import ClientData, Seen
 from fedgrad.core.errors import ArgumentError, CohortError
+from fedgrad.core.lossless import masked
 from fedgrad.core.program import Executor
 from fedgrad.core.types import Key
 
@@ -129,6 +130,8 @@ class Stored(Population):
 
 def require_clients(clients: Any, there: int) -> np.ndarray:
     """Clients by their index, who exist."""
+    if why := masked(clients):
+        raise CohortError.here(f"Clients by their index{why}")
     clients = np.asarray(clients)
     if clients.ndim != 1 or clients.size == 0 or not np.issubdtype(clients.dtype, np.integer):
         raise CohortError.here(f"Select clients by a non-empty vector of indices, got {clients!r}.")

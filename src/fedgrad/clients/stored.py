@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.clients.in_memory import count_of
+from fedgrad.clients.in_memory import count_of, read_client
 from fedgrad.core.errors import CohortError, StoreError
+from fedgrad.core.lossless import extremes
 
 HEADER, COUNTS, NAMES = "store.json", "counts.bin", "names.txt"
 FORMAT, VERSION = "clients of fedgrad", 1
@@ -38,6 +39,8 @@ class Leaf:
     file: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]  # of one example
+    # The least and the largest number, each with its client, where numbers have 64 bits.
+    ends: tuple[tuple[Any, int], ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -64,6 +67,7 @@ class Writer:
         self.about = dict(about or {})
         self.counts: list[int] = []
         self.leaves: list[Leaf] = []
+        self.ends: dict[int, Any] = {}  # by leaf, as in `Leaf`
         self.first: Any = None  # the first client's examples, without any
         self.named = False
 
@@ -101,7 +105,7 @@ class Writer:
     def add(self, examples: Any, name: str | None = None) -> None:
         """One more client: a pytree of arrays with one row for each example."""
         number = len(self.counts)
-        arrays = jax.tree.map(np.asarray, examples)
+        arrays = jax.tree.map(np.asarray, read_client(number, examples))
         if self.first is None:
             self._begin(arrays, named=name is not None)
         if self.named != (name is not None):
@@ -123,6 +127,11 @@ class Writer:
                 self.names.write(json.dumps(name).encode() + b"\n")
         except OSError as error:
             raise _unwritable(self.path, error) from error
+        for i, array in enumerate(jax.tree.leaves(arrays)):
+            if array.dtype.itemsize > 4:
+                low, high = ((x, number) for x in extremes(array))
+                least, most = self.ends.get(i, (low, high))
+                self.ends[i] = min(least, low), max(most, high)
         self.counts.append(count)
 
     def _begin(self, arrays: Any, named: bool) -> None:
@@ -159,8 +168,14 @@ class Writer:
             "named": self.named,
             "tree": self.tree,
             "leaves": [
-                {"name": x.name, "file": x.file, "dtype": x.dtype.name, "shape": list(x.shape)}
-                for x in self.leaves
+                {
+                    "name": x.name,
+                    "file": x.file,
+                    "dtype": x.dtype.name,
+                    "shape": list(x.shape),
+                    "ends": self.ends.get(i, ()),
+                }
+                for i, x in enumerate(self.leaves)
             ],
             "about": self.about,
         }

@@ -125,7 +125,7 @@ def fit(
     check_callbacks(callbacks, evaluations.names())
     with ExitStack() as stack:
         course = stack.enter_context(closing(Course.of(algorithm, clients, cohort_size, key)))
-        first, hyper = course.first(params), course.placed(algorithm.hyper)
+        hyper, first = course.placed(algorithm.hyper), course.first(params)
         require_evaluations(evaluations, params)
         require_stops(callbacks, functools.partial(course.told, first))
         kept = Keeping()
