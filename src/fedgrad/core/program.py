@@ -14,13 +14,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import (
-    ArgumentError,
-    PlacementError,
-    known_arguments,
-    nearest,
-    public,
-)
+from fedgrad.core.errors import ArgumentError, PlacementError, known_arguments, nearest, public
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.lossless import require_lossless
 from fedgrad.core.primitives import (
