@@ -20,10 +20,12 @@ from fedgrad.core.trace import struct
 from fedgrad.core.types import State
 from fedgrad.federation.protocol.values import NodeValue
 from fedgrad.training.course import Course, Draw
+from fedgrad.training.evaluation import Evaluations
 from fedgrad.training.log import plain
 
 # May differ between a run and its continuation: how long, and what it runs on.
 FREE = ("rounds", "planned", "versions")
+DATA = ("populations", "evaluations")
 # Where these differ, what a round takes and keeps does, too.
 ANOTHER_STATE = tuple(
     f"algorithm.{name}" for name in ("name", "learns", "tuning.", "finds", "average", "schedules.")
@@ -63,15 +65,21 @@ def describe(course: Course, state: State, settings: Mapping[str, Any]) -> dict[
         "state": leaves(state),
         "first_state": _digest([_content(leaf) for leaf in jax.tree.leaves(state)]),
         "fixed": _fixed(algorithm.loss),
-        "populations": {name: _population(clients) for name, clients in course.populations.items()},
+        "populations": {
+            name: {**_data(clients), **_rows(clients)}
+            for name, clients in course.populations.items()
+        },
         "first_key": _digest([_content(draw.key)]),
         "versions": {name: version(name) for name in ("fedgrad", "jax", "jaxlib", "numpy")},
         **settings,
     }
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions, as sentences."""
+def differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], other_data: bool = False
+) -> list[str]:
+    """What differs between two descriptions, as sentences; with `other_data`, beside their data."""
+    then, now = _comparable(then, now)
     old, new = names_of.paths(then), names_of.paths(now)
     free = list(FREE)
     if then.get("versions") != now.get("versions"):
@@ -91,6 +99,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if old.get(name) != new.get(name)
         and not any(name == f or name.startswith(f"{f}.") for f in free)
     ]
+    if other_data and any(n.startswith(DATA) for n in found):
+        # A round is another program for another number of examples.
+        found = [n for n in found if not n.startswith(DATA) and n != "algorithm.program"]
     if any(n.startswith(ANOTHER_STATE) for n in found):
         # It has other rounds, another state and other cohorts: that needs not be said, too.
         found = [n for n in found if n != "algorithm.round" and not _comes_along(n, old, new)]
@@ -105,7 +116,37 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for n in told
     ]
     # A digest differs for any reason: it says something where nothing else does.
-    return said + [f"{words}." for n in found if (words := _digests(n)) and not _known(n, found)]
+    return said + [
+        f"{words if n in old and n in new else _unreadable(n) or words}."
+        for n in found
+        if (words := _digests(n)) and not _known(n, found)
+    ]
+
+
+def _comparable(
+    then: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both descriptions, of whose data only that is left which can be compared: the evaluations
+    that both have; numbers of examples that both know; and digests of all examples, or of some
+    rows where an older version wrote the checkpoint, which knew no others."""
+    both = then.get("evaluations", {}).keys() & now.get("evaluations", {}).keys()
+    known = any("digest" in one for one in then.get("populations", {}).values())
+
+    def left(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+        populations, others = (run.get("populations", {}) for run in (one, other))
+        kept = {
+            name: {
+                what: value
+                for what, value in told.items()
+                if what != ("data" if known else "digest")
+                and (what != "examples" or what in others.get(name, told))
+            }
+            for name, told in populations.items()
+        }
+        evaluations = {name: one["evaluations"][name] for name in sorted(both)}
+        return {**one, "populations": kept, "evaluations": evaluations}
+
+    return left(then, now), left(now, then)
 
 
 def _comes_along(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
@@ -117,8 +158,10 @@ def _comes_along(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> b
 def _digests(name: str) -> str:
     """What it means that this digest differs; nothing, if it is not one."""
     parts = name.split(".")
-    if parts[0] == "populations" and parts[-1] == "data":
+    if parts[0] == "populations" and parts[-1] in ("data", "digest"):
         return f"{_whose(parts[1])} have other examples than those of the checkpoint"
+    if parts[0] == "evaluations" and parts[-1] == "digest":
+        return f"{_evaluation(name)} has other examples than in the checkpoint"
     if parts[0] == "fixed":
         array = name.removeprefix("fixed.")
         return f"the array {array} of fg.with_fixed is another one than in the checkpoint"
@@ -134,6 +177,14 @@ def _digests(name: str) -> str:
     }.get(name, "")
 
 
+def _unreadable(name: str) -> str:
+    """What it means that only one of two runs has this digest of data; nothing, if it is none."""
+    if not name.startswith(DATA):
+        return ""
+    who = _whose(name.split(".")[1]) if name.startswith("populations.") else _evaluation(name)
+    return f"the examples of {who} cannot be read, or could not be then, and may be other ones"
+
+
 def _known(digest: str, found: list[str]) -> bool:
     """Whether something else that was found is why this digest differs."""
     schedule = digest.removeprefix("algorithm.schedules.")
@@ -145,7 +196,7 @@ def _known(digest: str, found: list[str]) -> bool:
             "fixed.",
         ),
         "first_state": ("algorithm.", "state."),
-    }.get(digest, (digest.removesuffix("data"),))
+    }.get(digest, (digest.removesuffix("data").removesuffix("digest"),))
     return any(name.startswith(why) for name in found if name != digest)
 
 
@@ -154,6 +205,10 @@ def called(name: str) -> str:
     group, _, rest = name.partition(".")
     if group == "state":
         return rest
+    if group == "evaluations":
+        what = name.rpartition(".")[2]
+        number = "" if what == "held_out" else "number of "
+        return f"{number}{what} of {_evaluation(name)}".replace("_", " ")
     if group == "populations":
         who, _, what = rest.partition(".")
         return (
@@ -172,6 +227,12 @@ def called(name: str) -> str:
 
 def _whose(cohort: str) -> str:
     return "clients" if cohort == "cohort" else f"clients of {cohort}"
+
+
+def _evaluation(name: str) -> str:
+    """Which evaluation `evaluations.NAME.digest` is of."""
+    given = name.removeprefix("evaluations.").rpartition(".")[0]
+    return f"the evaluation {given!r}" if given else "the evaluation"
 
 
 def _said(value: Any) -> str:
@@ -229,12 +290,27 @@ def _shown(values: np.ndarray) -> str:
     return f"a schedule, {first} in rounds 0, {', '.join(map(str, rounds))}"
 
 
-def _population(clients: Population) -> dict[str, Any]:
-    found: dict[str, Any] = {"clients": len(clients)}
+def judged_by(evaluations: Evaluations) -> dict[str, Any]:
+    """The data of evaluations by name, as far as they have any."""
+    return {
+        name: {**_data(one.of), "held_out": None if one.held_out is None else str(one.held_out)}
+        for name, one in evaluations.by_name.items()
+        if one.program is not None
+    }
+
+
+def _data(clients: Any) -> dict[str, Any]:
+    """What tells a population or a cohort from others."""
+    return {"clients": len(clients), "digest": getattr(clients, "digest", None)}
+
+
+def _rows(clients: Population) -> dict[str, Any]:
+    """What checkpoints say of a population that have no digest of all examples."""
+    found: dict[str, Any] = {}
     if clients.counts is not None:
         found["examples"] = int(clients.counts.sum())
-    if data := clients.some_data():
-        found["data"] = _digest([_content(x) for x in data])
+    if rows := clients.some_data():
+        found["data"] = _digest([_content(x) for x in rows])
     return found
 
 
