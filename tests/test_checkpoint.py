@@ -296,7 +296,7 @@ def test_other_clients_of_hypergradients_are_other_data(tmp_path):
 JUDGED = {
     "other examples": (
         lambda: fg.Evaluation({"loss": mean_square}, fg.population(RELABELED["one label"])),
-        "the evaluation 'test' has other examples than in the checkpoint",
+        "clients of the evaluation 'test' have other examples than those of the checkpoint",
     ),
     "a cohort": (
         lambda: fg.Evaluation({"loss": mean_square}, fg.population(MANY).select([0, 1])),
@@ -308,7 +308,8 @@ JUDGED = {
     ),
     "held out": (
         lambda: fg.Evaluation({"loss": mean_square}, fg.population(MANY), held_out=fg.HeldOut()),
-        r"held out of the evaluation 'test': nothing in .*, HeldOut\(fraction=0.2, seed=0\) now",
+        "examples held out of clients of the evaluation 'test': nothing in .*"
+        r", HeldOut\(fraction=0.2, seed=0\) now",
     ),
 }
 
@@ -323,6 +324,9 @@ def test_a_model_is_judged_by_the_same_data(tmp_path):
             train(FED_AVG, clients, rounds=2, out=tmp_path, evaluate={"test": make()})
     other = {"test": JUDGED["other examples"][0]()}
     meant = fg.run_folder(tmp_path, resume="other data")
+    twice = fg.fed_avg(lambda p, b: 2 * mean_square(p, b))
+    with pytest.raises(RunFolderError, match="a round computes something else"):
+        train(twice, clients, rounds=2, out=meant, evaluate=other)
     assert train(FED_AVG, clients, rounds=2, out=meant, evaluate=other).rounds == 2
     # Another evaluation has another name; and who evaluates no more may do so.
     both = {"more": JUDGED["a cohort"][0](), **other}
@@ -338,8 +342,15 @@ def test_what_cannot_be_read_is_not_taken_for_the_same(tmp_path):
     assert train(FED_AVG.on(nodes[0]), there, rounds=2, out=tmp_path).rounds == 2
     with pytest.raises(RunFolderError, match="number of clients: 6 in the checkpoint, 5 now"):
         train(FED_AVG.on(nodes[1]), fewer, rounds=3, out=tmp_path)
-    with pytest.raises(RunFolderError, match="the examples of clients cannot be read, or could"):
+    with pytest.raises(
+        RunFolderError, match="examples of clients: nothing in the checkpoint, 3600 now"
+    ):
         train(FED_AVG, here, rounds=3, out=tmp_path)
+    by_us = fg.Evaluation({"loss": mean_square}, here)
+    by_nodes = fg.Evaluation({"loss": mean_square}, there).on(nodes[0])
+    train(FED_AVG, here, rounds=1, out=tmp_path / "judged", evaluate=by_nodes)
+    with pytest.raises(RunFolderError, match="whether clients of the evaluation have the examples"):
+        train(FED_AVG, here, rounds=2, out=tmp_path / "judged", evaluate=by_us)
 
 
 def test_how_a_run_is_resumed_is_one_of_three(tmp_path):

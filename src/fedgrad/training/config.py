@@ -79,8 +79,7 @@ def differences(
     then: Mapping[str, Any], now: Mapping[str, Any], other_data: bool = False
 ) -> list[str]:
     """What differs between two descriptions, as sentences; with `other_data`, beside their data."""
-    then, now = _comparable(then, now)
-    old, new = names_of.paths(then), names_of.paths(now)
+    old, new = (names_of.paths(_comparable(one, then, now)) for one in (then, now))
     free = list(FREE)
     if then.get("versions") != now.get("versions"):
         # Other versions write the same program in other words, and round in other places.
@@ -99,9 +98,11 @@ def differences(
         if old.get(name) != new.get(name)
         and not any(name == f or name.startswith(f"{f}.") for f in free)
     ]
-    if other_data and any(n.startswith(DATA) for n in found):
-        # A round is another program for another number of examples.
-        found = [n for n in found if not n.startswith(DATA) and n != "algorithm.program"]
+    if other_data:
+        meant = [n for n in found if n.startswith(DATA) and _in_both(n, old, new)]
+        if any(n.startswith("populations.") for n in meant):
+            meant.append("algorithm.program")  # which is another one for more examples
+        found = [n for n in found if n not in meant]
     if any(n.startswith(ANOTHER_STATE) for n in found):
         # It has other rounds, another state and other cohorts: that needs not be said, too.
         found = [n for n in found if n != "algorithm.round" and not _comes_along(n, old, new)]
@@ -116,37 +117,34 @@ def differences(
         for n in told
     ]
     # A digest differs for any reason: it says something where nothing else does.
-    return said + [
-        f"{words if n in old and n in new else _unreadable(n) or words}."
-        for n in found
-        if (words := _digests(n)) and not _known(n, found)
-    ]
+    digests = {n: words for n in found if (words := _digests(n)) and not _known(n, found)}
+    for n in digests:
+        if n.startswith(DATA) and not (n in old and n in new):
+            digests[n] = f"whether {_whose(n)} have the examples of the checkpoint is not known"
+    return said + [f"{words}." for words in digests.values()]
 
 
-def _comparable(
-    then: Mapping[str, Any], now: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both descriptions, of whose data only that is left which can be compared: the evaluations
-    that both have; numbers of examples that both know; and digests of all examples, or of some
-    rows where an older version wrote the checkpoint, which knew no others."""
+def _comparable(one: Mapping[str, Any], then: Mapping[str, Any], now: Mapping[str, Any]) -> Any:
+    """A description, of whose data only that is left which two runs can be compared by: the
+    evaluations that both have; and digests of all examples, or of some rows where an older version
+    wrote the checkpoint, which knew no others."""
     both = then.get("evaluations", {}).keys() & now.get("evaluations", {}).keys()
-    known = any("digest" in one for one in then.get("populations", {}).values())
+    known = any("digest" in told for told in then.get("populations", {}).values())
+    left_out = "data" if known else "digest"
+    return {
+        **one,
+        "evaluations": {name: one["evaluations"][name] for name in sorted(both)},
+        "populations": {
+            name: {what: value for what, value in told.items() if what != left_out}
+            for name, told in one.get("populations", {}).items()
+        },
+    }
 
-    def left(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-        populations, others = (run.get("populations", {}) for run in (one, other))
-        kept = {
-            name: {
-                what: value
-                for what, value in told.items()
-                if what != ("data" if known else "digest")
-                and (what != "examples" or what in others.get(name, told))
-            }
-            for name, told in populations.items()
-        }
-        evaluations = {name: one["evaluations"][name] for name in sorted(both)}
-        return {**one, "populations": kept, "evaluations": evaluations}
 
-    return left(then, now), left(now, then)
+def _in_both(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether both runs have the clients that this is said of."""
+    clients = f"{name.rpartition('.')[0]}.clients"
+    return clients in old and clients in new
 
 
 def _comes_along(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
@@ -158,10 +156,8 @@ def _comes_along(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> b
 def _digests(name: str) -> str:
     """What it means that this digest differs; nothing, if it is not one."""
     parts = name.split(".")
-    if parts[0] == "populations" and parts[-1] in ("data", "digest"):
-        return f"{_whose(parts[1])} have other examples than those of the checkpoint"
-    if parts[0] == "evaluations" and parts[-1] == "digest":
-        return f"{_evaluation(name)} has other examples than in the checkpoint"
+    if parts[0] in DATA and parts[-1] in ("data", "digest"):
+        return f"{_whose(name)} have other examples than those of the checkpoint"
     if parts[0] == "fixed":
         array = name.removeprefix("fixed.")
         return f"the array {array} of fg.with_fixed is another one than in the checkpoint"
@@ -175,14 +171,6 @@ def _digests(name: str) -> str:
         "first_state": "the run begins with other numbers (of `params`) than in the checkpoint",
         "first_key": "key= is another one than in the checkpoint",
     }.get(name, "")
-
-
-def _unreadable(name: str) -> str:
-    """What it means that only one of two runs has this digest of data; nothing, if it is none."""
-    if not name.startswith(DATA):
-        return ""
-    who = _whose(name.split(".")[1]) if name.startswith("populations.") else _evaluation(name)
-    return f"the examples of {who} cannot be read, or could not be then, and may be other ones"
 
 
 def _known(digest: str, found: list[str]) -> bool:
@@ -205,17 +193,10 @@ def called(name: str) -> str:
     group, _, rest = name.partition(".")
     if group == "state":
         return rest
-    if group == "evaluations":
+    if group in DATA:
         what = name.rpartition(".")[2]
-        number = "" if what == "held_out" else "number of "
-        return f"{number}{what} of {_evaluation(name)}".replace("_", " ")
-    if group == "populations":
-        who, _, what = rest.partition(".")
-        return (
-            f"number of {what} of {_whose(who)}"
-            if what == "examples"
-            else f"number of {_whose(who)}"
-        )
+        words = {"examples": "number of examples of ", "held_out": "examples held out of "}
+        return words.get(what, "number of ") + _whose(name)
     if group == "algorithm":
         side, _, what = rest.partition(".")
         if rest.startswith("tuning.form."):
@@ -225,14 +206,13 @@ def called(name: str) -> str:
     return name if rest else name.replace("_", " ")
 
 
-def _whose(cohort: str) -> str:
-    return "clients" if cohort == "cohort" else f"clients of {cohort}"
-
-
-def _evaluation(name: str) -> str:
-    """Which evaluation `evaluations.NAME.digest` is of."""
-    given = name.removeprefix("evaluations.").rpartition(".")[0]
-    return f"the evaluation {given!r}" if given else "the evaluation"
+def _whose(name: str) -> str:
+    """Whom `populations.NAME.digest` or `evaluations.NAME.digest` is of."""
+    group, _, rest = name.partition(".")
+    who = rest.rpartition(".")[0]
+    if group == "evaluations":
+        return f"clients of the evaluation {who!r}" if who else "clients of the evaluation"
+    return "clients" if who == "cohort" else f"clients of {who}"
 
 
 def _said(value: Any) -> str:
