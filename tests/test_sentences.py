@@ -545,11 +545,15 @@ def test_a_quantile_is_forty_one_rounds():
 
 
 @says("docs/no-tuning.md", "a client gets two models for each candidate that races, the")
-def test_a_client_gets_two_models_for_each_candidate():
+@says("docs/no-tuning.md", "with half the server's rate. Nothing is sent for that.")
+@says("docs/no-tuning.md", "It is the server's, so nothing more is sent; it is part of the")
+def test_a_client_gets_two_models_for_each_candidate_and_then_as_many_as_by_fed_avg():
     rng, large = np.random.default_rng(0), {"w": jnp.zeros(100)}
     cohort = fg.cohort([{"y": rng.normal(size=(n, 100))} for n in (5, 9)])
     raced, alone = fg.explain(fg.fed_auto(loss), large, cohort, rounds=200).phases
     assert [phase.plan.scalars[0] // 100 for phase in (raced, alone)] == [2 * 3, 1]
+    for algorithm in (fg.fed_avg(loss), fg.averaged(fg.fed_avg(loss))):
+        assert round_of(algorithm, large, cohort).scalars == alone.plan.scalars
 
 
 @says(
@@ -943,6 +947,19 @@ def test_the_tables_of_settings_are_the_settings():
             for option in known:
                 value = json.loads(listed[option.name].replace("None", "null"))
                 assert value == option.default, (name, option.name)
+
+
+def test_the_table_of_the_papers_tasks_is_what_they_are():
+    told = {row[0].strip("`"): row for row in rows("docs/tasks.md") if len(row) == 5}
+    paper = [name for name in TASKS if name not in ("synthetic", "digits")]
+    for name in paper:
+        task = TASKS[name](size="paper")
+        model = jax.eval_shape(task.init, jax.random.key(0))
+        assert told[name][2] == f"{sum(leaf.size for leaf in jax.tree.leaves(model)):,}"
+        assert told[name][3] == str(task.defaults.batch_size)
+        rate = told[name][4].removeprefix("10^")
+        rate = float(rate) if rate == told[name][4] else 10 ** float(rate)
+        np.testing.assert_allclose(rate, task.defaults.client_learning_rate)
 
 
 @says("docs/experiments.md", "- **Fewer than eight seeds** can never give that, so with them it is")
