@@ -102,8 +102,9 @@ class GradientCohort:
 
             value = own(params)
             with jax.named_scope("loss of the model, weighted"):
-                total = mean(value, weights=examples.count, at=at, empty=jnp.nan)
-                known = sum_(examples.count, at) > 0
+                weight = examples.count.astype(float)
+                total = mean(value, weights=weight, at=at, empty=jnp.nan)
+                known = sum_(weight, at) > 0
             if before is None:
                 return total, (known, None)
             with jax.named_scope("comparison with the model before"):
