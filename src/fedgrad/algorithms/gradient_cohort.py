@@ -103,7 +103,8 @@ class GradientCohort:
             value = own(params)
             with jax.named_scope("loss of the model, weighted"):
                 total = mean(value, weights=examples.count, at=at, empty=jnp.nan)
-                known = sum_(examples.count, at) > 0
+                # The sum of the weights, as the mean above has it: it is not sent twice.
+                known = sum_(examples.count.astype(int).astype(float), at) > 0
             if before is None:
                 return total, (known, None)
             with jax.named_scope("comparison with the model before"):
