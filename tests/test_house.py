@@ -195,7 +195,8 @@ def test_whoever_follows_a_gradient_opens_at_most_16_files():
         fg.grad(loss)(X, Z)
     finally:
         sys.setprofile(None)
-    opened.discard("core/errors.py")  # the door of every public function: it checks its arguments
+    # The doors of public functions, which check what they are given.
+    opened -= {"core/errors.py", "core/lossless.py"}
     assert "ad/transforms.py" in opened and len(opened) <= 16, opened
 
 

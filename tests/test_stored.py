@@ -1,12 +1,14 @@
 """Clients on disk: the numbers of a population in memory, of which only cohorts are in memory."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import weakref
+import zlib
 from pathlib import Path
 
 import jax
@@ -124,7 +126,7 @@ def test_a_run_that_is_resumed(disk, tmp_path):
     train(LINE, disk, 3, out=tmp_path / "run")
     again = train(LINE, fg.stored(disk.folder.path), 8, out=tmp_path / "run")
     require_same(again, whole)
-    other = fg.store(tmp_path / "other", [jax.tree.map(lambda x: x + 1, c) for c in POINTS])
+    other = fg.store(tmp_path / "other", [*POINTS[:-1], {**POINTS[-1], "y": POINTS[-1]["y"] + 1}])
     with pytest.raises(fg.FederatedError, match="clients have other examples"):
         train(LINE, other, 9, out=tmp_path / "run")
 
@@ -386,6 +388,44 @@ def test_examples_keep_structure_and_dtypes(tmp_path):
     assert alone.select([1]).store.tolist()[:2] == [0, 1]
 
 
+def test_a_store_knows_the_digest_of_its_examples(tmp_path, monkeypatch):
+    path, header = tmp_path / "clients", tmp_path / "clients/store.json"
+    known = fg.store(path, POINTS).digest
+    assert known == MEMORY.digest == json.loads(header.read_text())["digest"]
+    monkeypatch.setattr(folder.Folder, "read", lambda *_: pytest.fail("it reads its files"))
+    assert fg.stored(path).digest == known
+
+
+def test_a_store_without_a_digest_is_read_for_it_once(tmp_path, monkeypatch):
+    """As an older version wrote it, whose stores open as before."""
+    path = tmp_path / "clients"
+    fg.store(path, POINTS)
+    changed(digest=None)(path)
+    monkeypatch.setattr(on_disk, "PORTION", 500)  # bytes: several portions
+    read, reads = folder.Folder.read, []
+    monkeypatch.setattr(folder.Folder, "read", lambda *a: reads.append(a) or read(*a))
+    clients = fg.stored(path)
+    assert clients.digest == clients.digest == MEMORY.digest
+    assert len(reads) > 3 and sum(len(index) for _, index, _ in reads) == len(POINTS)
+    monkeypatch.setattr(on_disk, "EVERYONE", 10)
+    with pytest.warns(RuntimeWarning, match=r"GiB of .*clients are read.*no digest.*rsync -a"):
+        assert fg.stored(path).digest == MEMORY.digest
+
+
+def test_a_store_that_was_changed_has_another_digest(tmp_path):
+    """Though its header says what it was."""
+    path = tmp_path / "clients"
+    known = fg.store(path, POINTS).digest
+    labels = np.memmap(path / "leaf1.bin", np.float32, "r+")
+    labels[len(labels) // 2] += 1
+    labels.flush()
+    later = (path / "store.json").stat().st_mtime_ns + 1
+    os.utime(path / "leaf1.bin", ns=(later, later))  # clocks of file systems are coarse
+    assert fg.stored(path).digest != known
+    shutil.copytree(path, tmp_path / "copy")  # with its times
+    assert fg.stored(tmp_path / "copy").digest == fg.stored(path).digest
+
+
 def test_names_and_what_it_is_about(tmp_path, disk):
     with Writer(tmp_path / "named", about={"vocabulary": ["a", "b"]}) as writer:
         for name in ("Anna", "B\nb", "Ö"):
@@ -503,6 +543,8 @@ BROKEN = {
         changed(leaves=[{"name": "", "file": "leaf0.bin", "dtype": "int32", "shape": [1.5]}]),
         r"broken: store\.json is damaged",
     ),
+    "odd digest": (changed(digest="x"), r"broken: store\.json is damaged"),
+    "no digest": (changed(digest=7), r"broken: store\.json is damaged"),
     "odd tree": (changed(tree="x"), r"broken: store\.json is damaged"),
     "another tree": (changed(tree={"dict": {"x": 0, "y": 0}}), r"damaged.*tree has other leaves"),
     "no end": (changed(clients=float("inf")), r"broken: store\.json is damaged"),
@@ -580,3 +622,72 @@ def test_what_a_population_on_disk_cannot_do(disk):
     for path in (disk.folder.path, str(disk.folder.path)):
         with pytest.raises(fg.CohortError, match=r"fg\.stored\('.*'\) opens a folder of them"):
             fg.population(path)
+
+
+# --- numbers that do not fit 32 bits ------------------------------------------------------------
+
+LARGE = [{"id": np.array([0, i]), "x": np.zeros(2)} for i in (3, 2**33 + 5, 4)]
+REFUSED = r"test_stored.py:\d+: .*client 1.*id.*8589934597 is int64, and becomes 5 as int32.*x64"
+
+
+@pytest.mark.parametrize(
+    "read",
+    {
+        "some": lambda clients: clients.select([0]),
+        "all": lambda clients: clients.everyone,
+        "a round's": lambda clients: clients.sample(KEY, 1),
+        "draws": lambda clients: clients.draws(KEY, 1)(1),
+        "portions": lambda clients: next(clients.portions()),
+        "a training": lambda clients: train(LINE, clients, rounds=1, cohort_size=1),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_a_number_of_any_client_that_does_not_fit_is_refused(read, tmp_path):
+    """Before anybody trains, whoever takes part first."""
+    clients = fg.store(tmp_path / "clients", LARGE)
+    with jax.enable_x64(False), pytest.raises(fg.StoreError, match=REFUSED):
+        read[1](clients)
+
+
+def test_with_x64_a_store_keeps_large_numbers(tmp_path):
+    clients = fg.store(tmp_path / "clients", LARGE)
+    assert clients.everyone.store["id"][3] == 2**33 + 5
+    with jax.enable_x64(False):
+        assert len(fg.stored(tmp_path / "clients")) == 3  # it opens; counts and names can be read
+
+
+def test_an_older_store_is_looked_at_as_it_is_read(tmp_path):
+    """Its header does not say how large its numbers are."""
+    fg.store(tmp_path / "clients", LARGE)
+    header = json.loads((tmp_path / "clients" / "store.json").read_text())
+    for leaf in header["leaves"]:
+        del leaf["ends"]
+    (tmp_path / "clients" / "store.json").write_text(json.dumps(header))
+    clients = fg.stored(tmp_path / "clients")
+    with jax.enable_x64(False):
+        np.testing.assert_array_equal(clients.select([0, 2]).store["id"][:4], [0, 3, 0, 4])
+        with pytest.raises(fg.StoreError, match=r"id.*8589934597 is int64"):
+            clients.select([0, 1])
+
+
+def test_a_store_knows_its_least_and_its_largest_numbers(tmp_path):
+    numbers = [np.array([2.0, np.nan, np.inf]), np.array([-1e300, 7.0]), np.array([9.0])]
+    header = fg.store(tmp_path / "clients", numbers).folder.leaves[0]
+    assert header.ends == ((-1e300, 1), (9.0, 2))
+    narrow = fg.store(tmp_path / "narrow", [np.ones(2, np.float32)]).folder.leaves[0]
+    assert narrow.ends == ()
+
+
+def test_a_client_of_more_examples_than_32_bits_does_not_open(tmp_path):
+    """Of a store that somebody else has written: the file has holes and takes no space."""
+    fg.store(tmp_path / "clients", [np.zeros(1, np.int8)])
+    path, count = tmp_path / "clients", 2**31
+    counts = np.array([count], "<i8").tobytes()
+    (path / "counts.bin").write_bytes(counts)
+    with open(path / "leaf0.bin", "r+b") as file:
+        file.truncate(count)
+    header = json.loads((path / "store.json").read_text())
+    header |= {"examples": count, "counts_crc32": zlib.crc32(counts)}
+    (path / "store.json").write_text(json.dumps(header))
+    with pytest.raises(fg.StoreError, match=r"more than 2,147,483,647 examples"):
+        fg.stored(path)

@@ -22,6 +22,7 @@ from fedgrad.algorithms.settings import settings_of
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import CLIENTS
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.program import broadcast, client_key, mean, program
 from fedgrad.core.types import Hyper, Key, Params
 
@@ -86,6 +87,7 @@ def fed_opt(
     defaults = {"server": ours.defaults, **theirs, **power, **hyper}
 
     def init(params: Params, hyper: Hyper | None = None) -> ServerState:
+        require_lossless(params, "The model")
         params, first = jax.tree.map(_trainable, params), names_of.at(hyper, 0)
         require_no_restart(work.optimizer.build(first["client"]), params)
         work.require(hyper)

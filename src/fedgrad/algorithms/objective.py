@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields
 from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.primitives import accumulator
 from fedgrad.core.program import broadcast
 from fedgrad.core.signature import asks_for, left_to_pass
@@ -56,6 +57,7 @@ def with_fixed(fun: Loss, fixed: Any) -> WithFixed:
 
         fg.fed_avg(fg.with_fixed(loss, backbone))
     """
+    require_lossless(fixed, "fg.with_fixed: the arrays")
     arrays = jax.tree.map(_fixed, fixed)
     return WithFixed(fun, arrays)
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.clients.padding import padded
+from fedgrad.clients.padding import MOST, padded
 from fedgrad.clients.shuffle import permuted
 from fedgrad.core.errors import ArgumentError, public, require_whole
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.types import Batch, Key
 
 Carry = TypeVar("Carry")
@@ -53,6 +54,7 @@ class Examples:
         """A client's own arrays (leaves with one row per example) as examples; examples stay."""
         if isinstance(arrays, cls):
             return arrays
+        require_lossless(arrays, "A client's examples")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(arrays)]
         if len({shape[:1] for shape in shapes} - {()}) != 1 or () in shapes:
             raise ArgumentError.here(
@@ -169,6 +171,7 @@ def _require_places(name: str, places: Any) -> None:
     """Refuse an index below 0, where it is known: it would be another client's example."""
     if isinstance(places, jax.core.Tracer):
         return
+    require_lossless(places, name)
     least = np.min(np.asarray(places), initial=0)
     if least < 0:
         raise ArgumentError.here(
@@ -186,6 +189,10 @@ def repeat(
     knows this form and runs it with a dynamic trip count (execution/ragged.py).
     """
 
+    if most > MOST:
+        raise ArgumentError.here(
+            f"{most:,} steps of a client are more than 32 bits can count. Ask for fewer epochs."
+        )
     times = jnp.asarray(times, jnp.int32)
 
     def body(state: tuple[jax.Array, Carry], _: None) -> tuple[tuple[jax.Array, Carry], None]:

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.clients.padding import fill
+from fedgrad.clients.digest import bytes_of
+from fedgrad.clients.padding import MOST, fill
 from fedgrad.clients.stored import (
     COUNTS,
     FORMAT,
@@ -24,11 +25,11 @@ from fedgrad.clients.stored import (
     NAMES,
     VERSION,
     Leaf,
-    bytes_of,
     keeps,
     rebuilt,
 )
 from fedgrad.core.errors import StoreError
+from fedgrad.core.lossless import extremes, misfit
 
 ALIGNED = 64  # bytes: such buffers are used by XLA on CPUs as they are, without a copy
 
@@ -49,6 +50,7 @@ class Folder:
     tree: Any  # the structure of the examples, with the number of a leaf in each place
     named: bool
     about: dict[str, Any]
+    digest: str | None  # of all examples, where the header has it
 
     @staticmethod
     def of(path: str | os.PathLike[str]) -> "Folder":
@@ -62,12 +64,14 @@ class Folder:
                     str(x["file"]),
                     _dtype(x["dtype"]),
                     tuple(map(index, x["shape"])),
+                    tuple((number, index(client)) for number, client in x.get("ends", ())),
                 )
                 for x in header["leaves"]
             )
             clients, examples = int(header["clients"]), int(header["examples"])
             checksum, tree = header["counts_crc32"], rebuilt(header["tree"])
             named, about = bool(header["named"]), dict(header["about"])
+            digest = None if header.get("digest") is None else bytes.fromhex(header["digest"]).hex()
             if sorted(jax.tree.leaves(tree)) != list(range(len(leaves))):
                 raise ValueError("its tree has other leaves")
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -92,10 +96,13 @@ class Folder:
         right = zlib.crc32(content) == checksum and counts.sum() == examples
         if not right or not len(counts) or counts.min() < 1:
             raise _broken(folder, f"{COUNTS} is damaged")
-        offsets = np.cumsum(counts) - counts
-        return Folder(
-            folder, counts.astype(np.int32), offsets, leaves, tuple(stamps[1:]), tree, named, about
-        )
+        if counts.max() > MOST:
+            raise _broken(folder, f"a client has more than {MOST:,} examples")
+        if (folder / HEADER).stat().st_mtime_ns < max(stamps):
+            digest = None  # somebody has changed what it is of, or copied the files one by one
+        offsets, written = np.cumsum(counts) - counts, tuple(stamps[1:])
+        known = (leaves, written, tree, named, about, digest)
+        return Folder(folder, counts.astype(np.int32), offsets, *known)
 
     @property
     def row_bytes(self) -> int:
@@ -135,6 +142,18 @@ class Folder:
             fill(array, filled)
             found.append(array)
         return jax.tree.map(lambda number: found[number], self.tree)
+
+    def require_lossless(self, read: Any) -> None:
+        """Refuse what was read if JAX would change a number, of these clients or of others: it is
+        known before anybody trains."""
+        arrays = jax.tree.leaves(read)
+        for number, array in zip(jax.tree.leaves(self.tree), arrays, strict=True):
+            leaf = self.leaves[number]
+            if leaf.dtype == jax.dtypes.canonicalize_dtype(leaf.dtype):
+                continue
+            for end, client in leaf.ends or ((end, "?") for end in extremes(array)):
+                if why := misfit((end,), leaf.dtype):
+                    raise StoreError.here(f"{self.path}: client {client}{leaf.name}: {why}")
 
     def _runs(self, clients: np.ndarray, size: int) -> Iterator[tuple[int, int, int]]:
         """What is read at once, neighbours together: in bytes where it is in the file, where it

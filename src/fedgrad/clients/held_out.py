@@ -66,7 +66,9 @@ class HeldOut:
             )
 
     def _held(self, examples: Examples, count: jax.Array, first: jax.Array) -> Examples:
-        most = min(examples.capacity, int(examples.capacity * self.fraction + 0.5) + 1)
+        # As many as `number` can give: that rounds in float32.
+        room = int(examples.capacity * self.fraction + 0.5) + 1 + examples.capacity // 2**21
+        most = min(examples.capacity, room)
         part = self._part(count, first, True)
         return replace(examples, count=count - first, capacity=most, part=part)
 

@@ -1,7 +1,7 @@
 """A population in memory: all examples of all clients in one store, of which a client is a view."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from fedgrad.clients import sampling
 from fedgrad.clients.cohort import Cohort
-from fedgrad.clients.padding import padded
+from fedgrad.clients.padding import MOST, padded
 from fedgrad.clients.population import Population, Stored
 from fedgrad.core.errors import CohortError, known_arguments
+from fedgrad.core.lossless import changed, masked, place
 from fedgrad.core.types import Key
 
 WORDS = "OSUmM"  # the kinds of arrays that are of no numbers
@@ -59,15 +60,16 @@ def population(clients: Sequence[Any]) -> Population:
 
     On several local devices the store is put on each of them, so that no round moves data.
     """
-    counts = examples_of(clients).astype(np.int32)
-    total, capacity = int(counts.sum()), int(counts.max())
-    offsets = (np.cumsum(counts) - counts).astype(np.int32)
+    arrays, sizes = read_clients(clients)
+    total, capacity = int(sizes.sum()), int(sizes.max())
 
-    def stored(*leaves: Any) -> jax.Array:
-        return _everywhere(padded([np.asarray(leaf) for leaf in leaves], total + capacity))
+    def stored(path: Any, *leaves: Any) -> jax.Array:
+        return _everywhere(joined(path, dict(enumerate(leaves)), total + capacity))
 
+    store = jax.tree_util.tree_map_with_path(stored, *arrays)
+    counts, offsets = sizes.astype(np.int32), (np.cumsum(sizes) - sizes).astype(np.int32)
     everyone = Cohort(
-        store=jax.tree.map(stored, *clients),
+        store=store,
         offset=_everywhere(offsets),
         count=_everywhere(counts),
         index=_everywhere(np.arange(len(counts), dtype=np.int32)),
@@ -96,8 +98,18 @@ def _everywhere(x: np.ndarray) -> jax.Array:
     return jnp.asarray(x) if sharding is None else jax.device_put(x, sharding)
 
 
-def examples_of(clients: Sequence[Any]) -> np.ndarray:
-    """How many examples each client has, if they are one population."""
+def joined(path: Any, clients: Mapping[int, Any], rows: int) -> np.ndarray:
+    """One leaf of these clients as a part of a store; refused, if JAX would change its numbers."""
+    whole: np.ndarray = padded([np.asarray(leaf) for leaf in clients.values()], rows)
+    if changed(whole):
+        for number, leaf in clients.items():
+            if why := changed(np.asarray(leaf)):
+                raise CohortError.here(f"Client {number}{place(path)}{why}")
+    return whole
+
+
+def read_clients(clients: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
+    """The clients as arrays, and how many examples each has, if they are one population."""
     if isinstance(clients, str | os.PathLike):
         raise CohortError.here(
             f"fg.population takes the clients themselves; fg.stored({str(clients)!r}) opens a "
@@ -110,9 +122,17 @@ def examples_of(clients: Sequence[Any]) -> np.ndarray:
         )
     if not len(clients):
         raise CohortError.here("There are no clients: the list is empty.")
-    counts = [count_of(i, client, clients[0]) for i, client in enumerate(clients)]
-    _require_dtypes(clients)
-    return np.asarray(counts)
+    arrays = [read_client(i, client) for i, client in enumerate(clients)]
+    counts = [count_of(i, client, arrays[0]) for i, client in enumerate(arrays)]
+    _require_dtypes(arrays)
+    return arrays, np.asarray(counts)
+
+
+def read_client(number: int, client: Any) -> Any:
+    """A client's examples as arrays, whatever they are: tensors, columns of tables."""
+    if why := masked(client):
+        raise CohortError.here(f"Client {number}{why}")
+    return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), client)
 
 
 def count_of(number: int, client: Any, first: Any) -> int:
@@ -131,13 +151,18 @@ def count_of(number: int, client: Any, first: Any) -> int:
         )
     if sizes == {0}:
         raise CohortError.here(f"Client {number} has no examples. Leave it out.")
+    if (count := int(shapes[0][0])) > MOST:
+        raise CohortError.here(
+            f"Client {number} has {count:,} examples, more than 32 bits can count. Make several "
+            "clients of it."
+        )
     for here, wanted in zip(shapes, map(np.shape, jax.tree.leaves(first)), strict=True):
         if here[1:] != wanted[1:]:
             raise CohortError.here(
                 f"Examples of client {number} have shape {here[1:]}, those of client 0 "
                 f"{wanted[1:]}. Only the number of examples may differ."
             )
-    return int(shapes[0][0])
+    return count
 
 
 def _require_dtypes(clients: Sequence[Any]) -> None:
@@ -148,7 +173,8 @@ def _require_dtypes(clients: Sequence[Any]) -> None:
         if getattr(dtype, "kind", "") in WORDS:
             raise CohortError.here(
                 f"Examples of client 0 are {dtype}{path}, and JAX computes with numbers. Give each "
-                "word its own: np.unique(words, return_inverse=True)."
+                "word its own: np.unique(words, return_inverse=True). Numbers of which some are "
+                "missing, fill and cast: x.fillna(0).to_numpy(np.float32)."
             )
     for number, client in enumerate(clients):
         if (here := _dtypes(client)) == first:
@@ -164,13 +190,11 @@ def _require_dtypes(clients: Sequence[Any]) -> None:
 
 def _paths(client: Any) -> list[str]:
     """Where each leaf is, in words."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(client)]
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
-    return [f" in {name!r}" if name else "" for name in names]
+    return [place(path) for path, _ in jax.tree_util.tree_leaves_with_path(client)]
 
 
 def _dtypes(client: Any) -> list[Any]:
-    return [getattr(x, "dtype", None) or np.asarray(x).dtype for x in jax.tree.leaves(client)]
+    return [x.dtype for x in jax.tree.leaves(client)]
 
 
 def _same_tree(a: Any, b: Any) -> bool:

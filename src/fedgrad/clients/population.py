@@ -14,6 +14,7 @@ from fedgrad.clients import sampling
 from fedgrad.clients.cohort import Cohort
 from fedgrad.core.arguments import ClientData, Seen
 from fedgrad.core.errors import ArgumentError, CohortError, public
+from fedgrad.core.lossless import masked
 from fedgrad.core.program import Executor
 from fedgrad.core.types import Key
 
@@ -71,8 +72,14 @@ class Population(ClientData):
         """Cohorts that are all clients together: one, or each small enough for a device."""
         yield self.everyone
 
+    @property
+    def digest(self) -> str | None:
+        """A digest of every example, by which a run that is resumed knows its data; None if they
+        cannot be read, as on nodes: then only the number of clients is compared."""
+        return None
+
     def some_data(self) -> list[np.ndarray]:
-        """Some rows of the data, which tell it from another population, where they can be read."""
+        """Return the few rows by which checkpoints know their data that have no digest of it."""
         return []
 
     def begin(self, one: Any) -> Any:
@@ -120,8 +127,13 @@ class Stored(Population):
     def cohort(self, index: Any) -> Cohort:
         """The cohort of these clients, who exist; an index may be traced."""
 
+    @property
+    def digest(self) -> str | None:
+        """A digest of every example."""
+        return self.everyone.digest
+
     def some_data(self) -> list[np.ndarray]:
-        """All of them could take longer than a short training."""
+        """Return every n/1000th row."""
         stored = jax.tree.leaves(self.everyone.store)
         if not all(leaf.is_fully_addressable for leaf in stored):
             return []
@@ -130,6 +142,8 @@ class Stored(Population):
 
 def require_clients(clients: Any, there: int) -> np.ndarray:
     """Clients by their index, who exist."""
+    if why := masked(clients):
+        raise CohortError.here(f"Clients by their index{why}")
     clients = np.asarray(clients)
     if clients.ndim != 1 or clients.size == 0 or not np.issubdtype(clients.dtype, np.integer):
         raise CohortError.here(f"Select clients by a non-empty vector of indices, got {clients!r}.")

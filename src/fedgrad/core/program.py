@@ -14,14 +14,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import (
-    ArgumentError,
-    PlacementError,
-    known_arguments,
-    nearest,
-    public,
-)
+from fedgrad.core.errors import ArgumentError, PlacementError, known_arguments, nearest, public
 from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.primitives import (
     MEAN,
     broadcast_p,
@@ -130,6 +125,7 @@ class Program:
         if inside():
             self._require_placements()
             return self.call(arguments)
+        require_lossless(arguments, f"{self.name}: the arguments")
         executor = self.executor or default_executor()
         return self._compiled(executor)(arguments)
 
@@ -289,6 +285,7 @@ def _require_inside(operation: str, at: Placement) -> None:
 
 
 def _array(leaf: Any) -> jax.Array:
+    require_lossless(leaf, "What is sent")
     try:
         return leaf if hasattr(leaf, "aval") else jnp.asarray(leaf)
     except TypeError:

@@ -13,13 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.clients import digest
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.examples import Examples
-from fedgrad.clients.in_memory import examples_of
-from fedgrad.clients.padding import padded
+from fedgrad.clients.in_memory import joined, read_clients
 from fedgrad.clients.population import Population, Stored
 from fedgrad.core.arguments import ClientData, Seen, Shared, map_parts
 from fedgrad.core.errors import CohortError
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.program import Executor
 from fedgrad.execution.devices import Devices
 from fedgrad.execution.multi_process import gather, is_key
@@ -74,6 +75,12 @@ class ShardedPopulation(Stored):
     offsets: np.ndarray
     device: np.ndarray  # of each client: on which one, along the axis
     executor: Executor = field()
+    known: str | None = None  # the digest of all examples, where no process has all of them
+
+    @property
+    def digest(self) -> str | None:
+        """A digest of every example."""
+        return self.known or super().digest
 
     def cohort(self, index: Any) -> Cohort:
         """With seats on the devices that have their examples."""
@@ -90,8 +97,8 @@ class ShardedPopulation(Stored):
 
 def population(own: Sequence[Any], devices: Devices, executor: Executor) -> Population:
     """The clients of all processes, from each process its own, one pytree of examples for each."""
-    own = [jax.tree.map(_canonical, client) for client in own]
-    device, sizes, start = _all_clients(own, devices)
+    own, counts = read_clients(own)
+    device, sizes, start = _all_clients(own, counts, devices)
     capacity = int(sizes.max())
     offset, filled = np.zeros(len(sizes), np.int64), np.zeros(devices.count, np.int64)
     for client, d in enumerate(device):
@@ -104,24 +111,27 @@ def population(own: Sequence[Any], devices: Devices, executor: Executor) -> Popu
             "Use more devices or fewer examples."
         )
 
-    def stored(*leaves: np.ndarray) -> jax.Array:
+    def stored(path: Any, *leaves: Any) -> jax.Array:
         def on_device(index: Any) -> np.ndarray:
             d = (index[0].start or 0) // rows
-            mine = [x for x, where in zip(leaves, device[start:], strict=False) if where == d]
-            return padded(mine, rows)
+            whose = enumerate(zip(leaves, device[start:], strict=False), start)
+            whole = joined(path, {i: x for i, (x, where) in whose if where == d}, rows)
+            return whole.astype(jax.dtypes.canonicalize_dtype(whole.dtype), copy=False)
 
         shape = (rows * devices.count, *leaves[0].shape[1:])
         return jax.make_array_from_callback(shape, devices.split, on_device)
 
     start_row = (offset + device * rows).astype(np.int32)
     index, seats = np.arange(len(sizes), dtype=np.int32), _seats(device, sizes, devices.count)
-    store = jax.tree.map(stored, *own)
+    store = jax.tree_util.tree_map_with_path(stored, *own)
     everyone = ShardedCohort(store, start_row, sizes, index, capacity, seats, devices)
-    return ShardedPopulation(everyone, sizes, start_row, device, executor)
+    known = _digest(own, sizes[start:], devices) if len(devices.devices_of) > 1 else None
+    return ShardedPopulation(everyone, sizes, start_row, device, executor, known)
 
 
 def shard(own: Any, devices: Devices) -> Any:
     """Values of this process's clients (stacked) as values of all processes' clients."""
+    require_lossless(own, "mesh.shard: the arrays")
     leaves = jax.tree.leaves(own)
     counts = {np.shape(x)[0] if np.ndim(x) else None for x in leaves}
     if len(counts) != 1 or None in counts:
@@ -148,10 +158,12 @@ def shard(own: Any, devices: Devices) -> Any:
     return jax.tree.map(spread, own)
 
 
-def _all_clients(own: list[Any], devices: Devices) -> tuple[np.ndarray, np.ndarray, int]:
+def _all_clients(
+    own: list[Any], sizes: np.ndarray, devices: Devices
+) -> tuple[np.ndarray, np.ndarray, int]:
     """Of all processes' clients: the device and the number of examples; and our first one."""
-    sizes = examples_of(own)
-    shapes = [f"{x.dtype}{x.shape[1:]}" for x in jax.tree.leaves(own[0])]
+    kinds_of = [(jax.dtypes.canonicalize_dtype(x.dtype), x.shape) for x in jax.tree.leaves(own[0])]
+    shapes = [f"{dtype}{shape[1:]}" for dtype, shape in kinds_of]
     kind = zlib.crc32(f"{jax.tree.structure(own[0])} {shapes}".encode())
     header = np.array([kind, len(own), len(devices.own)], np.uint32)
     kinds, numbers, places = gather(devices, header).T
@@ -179,6 +191,19 @@ def _all_clients(own: list[Any], devices: Devices) -> tuple[np.ndarray, np.ndarr
     return every[:, 0], every[:, 1], int(numbers[:before].sum())
 
 
+def _digest(own: list[Any], sizes: np.ndarray, devices: Devices) -> str:
+    """The digest of all processes' clients. They meet here and not when it is asked for, which
+    perhaps only one of them does."""
+    named, _ = jax.tree_util.tree_flatten_with_path(own[0])
+    kinds = [digest.kind(jax.tree_util.keystr(p), x.dtype, x.shape[1:]) for p, x in named]
+    each = [digest.of_each(jax.tree.leaves(c), [0], [n]) for c, n in zip(own, sizes, strict=False)]
+    numbers = gather(devices, np.array([len(own)], np.int32))[:, 0].tolist()
+    table = np.zeros((max(numbers), digest.SIZE), np.uint8)
+    table[: len(own)] = np.frombuffer(b"".join(each), np.uint8).reshape(len(own), -1)
+    every = zip(gather(devices, table), numbers, strict=True)
+    return digest.of_all(kinds, b"".join(rows[:n].tobytes() for rows, n in every))
+
+
 def _seats(device: np.ndarray, count: np.ndarray, devices: int) -> np.ndarray:
     """Which client sits in each seat: on its device, the large ones first.
 
@@ -193,8 +218,3 @@ def _seats(device: np.ndarray, count: np.ndarray, devices: int) -> np.ndarray:
     seats = np.full(devices * share, -1, np.int32)
     seats[device[order] * share + rank] = order
     return seats
-
-
-def _canonical(x: Any) -> np.ndarray:
-    x = np.asarray(x)
-    return x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from fedgrad.core.errors import known_arguments
+from fedgrad.core.lossless import masked
 from fedgrad.tasks.task_checks import TaskError
 
 
@@ -91,7 +92,7 @@ def pachinko(
     superclass and class, until they run out.
     """
     labels = _checked(labels, clients, at_least=1)
-    above = np.asarray(superclasses)
+    above = _array(superclasses, "Superclasses")
     if above.shape != labels.shape:
         raise TaskError.here(
             f"Every label has a superclass: got {labels.shape} labels, {above.shape} superclasses."
@@ -126,7 +127,7 @@ def pachinko(
 @known_arguments()
 def by_column(values: Any) -> list[np.ndarray]:
     """A client for each value of a column, such as who wrote it, in the order of `np.unique`."""
-    values = np.asarray(values)
+    values = _array(values, "A column")
     if values.ndim != 1 or not len(values):
         raise TaskError.here(
             f"A column is a vector, one value per example, got shape {values.shape}."
@@ -138,6 +139,8 @@ def by_column(values: Any) -> list[np.ndarray]:
 @known_arguments()
 def divide(examples: Any, parts: list[np.ndarray]) -> list[Any]:
     """The examples (a pytree of arrays with one row each) of each client, for `fg.population`."""
+    if why := masked(examples):
+        raise TaskError.here(f"Examples{why}")
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(examples)]
     if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
         raise TaskError.here(f"Every array has one row per example, got arrays of shapes {shapes}.")
@@ -212,8 +215,14 @@ def _parts(owner: np.ndarray, clients: int) -> list[np.ndarray]:
     return [np.flatnonzero(owner == client) for client in range(clients)]
 
 
+def _array(x: Any, what: str) -> np.ndarray:
+    if why := masked(x):
+        raise TaskError.here(f"{what}{why}")
+    return np.asarray(x)
+
+
 def _checked(labels: Any, clients: int, at_least: int) -> np.ndarray:
-    labels = np.asarray(labels)
+    labels = _array(labels, "Labels")
     if labels.ndim != 1:
         raise TaskError.here(f"Labels are a vector, one per example, got shape {labels.shape}.")
     if clients < 1:

@@ -12,6 +12,7 @@ from fedgrad.algorithms.metrics import require_metrics
 from fedgrad.clients.population import Population
 from fedgrad.clients.sampling import round_keys
 from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.federation.protocol.node_values import NodeValue
 from fedgrad.training.preflight import require_algorithm, require_model
@@ -182,6 +183,8 @@ class Course:
     def placed(self, tree: Any) -> Any:
         """States or hyperparameters where the clients' data are. Otherwise the first round would be
         compiled for another place than all later ones."""
+
+        require_lossless(tree, "States and hyperparameters")
 
         def array(leaf: Any) -> Any:
             try:

@@ -20,7 +20,7 @@ from fedgrad.show.numbers import plural
 from fedgrad.show.terminal import monospace
 from fedgrad.training.best import Best
 from fedgrad.training.cohort_schedule import Course
-from fedgrad.training.config import brief, describe
+from fedgrad.training.config import brief, describe, judged_by
 from fedgrad.training.evaluation import Evaluate, Evaluations
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
@@ -126,7 +126,7 @@ def fit(
     check_callbacks(callbacks, evaluations.names())
     with ExitStack() as stack:
         course = stack.enter_context(closing(Course.of(algorithm, clients, cohort_size, key)))
-        first, hyper = course.first(params), course.placed(algorithm.hyper)
+        hyper, first = course.placed(algorithm.hyper), course.first(params)
         require_evaluations(evaluations, params)
         require_stops(callbacks, functools.partial(course.told, first))
         kept = Keeping()
@@ -137,11 +137,12 @@ def fit(
                 "rounds": rounds,
                 "planned": rounds,
                 "config": folder.config,
+                "evaluations": judged_by(evaluations),
             }
             kept = Keeping(folder, describe(course, first, settings))
         interrupts = stack.enter_context(Interrupts())
-        found = kept.begin(first, rounds)
         stack.callback(kept.close)
+        found = kept.begin(first, rounds)
         about = brief(course, rounds)
         for callback in callbacks:
             getattr(callback, "begin", lambda *_: None)(found.history, about)

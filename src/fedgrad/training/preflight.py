@@ -12,6 +12,7 @@ from fedgrad.algorithms.objective import OF_THE_LOSS
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.types import Params
 from fedgrad.planning.plan import plan
 from fedgrad.training.evaluation import Evaluation, Evaluations
@@ -51,6 +52,7 @@ def require_model(params: Params) -> None:
             f"params= is the model to start with, a tree of arrays; got {params!r:.60}, which has "
             "none."
         )
+    require_lossless(params, "params=")
     if isinstance(params, Mapping) and "batch_stats" in params:
         raise ArgumentError.here(
             "params= has 'batch_stats', the statistics of Flax's BatchNorm: they are not trained, "

@@ -14,6 +14,7 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.sampling import read_key
 from fedgrad.core.errors import ArgumentError, known_arguments, public
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.types import Hyper, Key
 
 EXAMPLE = "fg.log_uniform(1e-3, 10), or fg.choice([0.1, 1.0])"
@@ -116,6 +117,7 @@ def combined(algorithm: Algorithm, space: Mapping[str, Any]) -> dict[str, jax.Ar
                 "counted. Write fg.choice([0.1, 0.3, 1.0]), or draw at random: fg.random_search."
             )
         every[name] = one.values
+    require_lossless(every, "space=")
     columns = zip(*itertools.product(*every.values()), strict=True)
     return {name: jnp.asarray(column) for name, column in zip(every, columns, strict=True)}
 

@@ -198,7 +198,7 @@ class HypergradientDescent:
             sensitivity=self.horizon.none_yet(inner, raw) if looks_back else None,
             fallback=inner if self.guard is not None and self.parallel else None,
             proven=nothing_proven(raw) if self.guard == "paired" else None,
-            first_loss=jnp.float32(jnp.inf),
+            first_loss=jnp.asarray(jnp.inf, float),
             rounds=zero,
             rejected=zero,
         )
@@ -246,7 +246,7 @@ class HypergradientDescent:
             learned=choose(ready, moved, state.learned),
             optimizer=choose(ready, kept, state.optimizer),
             sensitivity=seen.sensitivity,
-            first_loss=jnp.where(known, state.first_loss, jnp.float32(first)),
+            first_loss=jnp.where(known, state.first_loss, jnp.asarray(first, float)),
             rounds=state.rounds + 1,
         )
 

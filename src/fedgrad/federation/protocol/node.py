@@ -1,8 +1,8 @@
 """What a site runs, whatever the engine: it answers one request after another.
 
 The server can ask for three things: what there is ("describe"), to run programs on the client's own
-values ("run"), and to drop values ("forget"). The policy is asked before anything runs. What a
-program does not send as a sum stays here.
+values ("run"), and to drop values ("forget"). The policy is asked when a program arrives, before it
+runs for the first time. What a program does not send as a sum stays here.
 """
 
 import json
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.errors import known_fields
+from fedgrad.core.lossless import changed
 from fedgrad.federation.protocol.envelope import Envelope, Meta
 from fedgrad.federation.protocol.federation_errors import FederationError
 from fedgrad.federation.protocol.memory import CONSTANT, KEPT, PROGRAM, Memory
@@ -266,15 +267,17 @@ class Node:
 
 def _as(x: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
     """Data of 64 bits as 32, if a server without x64 asks for them so, as JAX does in simulation;
-    but not integers that would be others then."""
+    but not numbers that would be others then."""
     if x.dtype == dtype:
         return x
     if x.dtype.kind != dtype.kind or x.dtype.itemsize != 2 * dtype.itemsize:
         raise FederationError(f"the data are {x.dtype}, the program wants {dtype}")
-    narrow = x.astype(dtype)
-    if x.dtype.kind in "iu" and not np.array_equal(narrow, x):
-        raise FederationError(f"the data are {x.dtype} and do not fit into {dtype}")
-    return narrow
+    if changed(x, dtype):  # which number it is, is the client's own affair
+        raise FederationError(
+            f"the data are {x.dtype} and do not fit into {dtype}: use smaller numbers, or "
+            'jax.config.update("jax_enable_x64", True) at the server'
+        )
+    return x.astype(dtype)
 
 
 def _checked(inputs: list[Any], program: StageProgram) -> list[Any]:

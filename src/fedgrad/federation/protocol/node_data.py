@@ -12,6 +12,7 @@ import numpy as np
 
 from fedgrad.clients.padding import padded
 from fedgrad.core.imported import imported
+from fedgrad.core.lossless import masked
 from fedgrad.federation.protocol.federation_errors import FederationError
 
 
@@ -45,7 +46,10 @@ class OwnData:
 
     @functools.cached_property
     def _tree(self) -> Any:
-        tree = jax.tree.map(np.asarray, self._load(self._context))
+        loaded = self._load(self._context)
+        if why := masked(loaded):
+            raise FederationError(f"the data{why}".rstrip("."))
+        tree = jax.tree.map(np.asarray, loaded)
         for leaf in jax.tree.leaves(tree):
             if leaf.dtype.kind not in "biufc" and leaf.dtype.name != "bfloat16":
                 raise FederationError(f"the data have a leaf of dtype {leaf.dtype}")

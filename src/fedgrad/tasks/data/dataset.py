@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgrad.core.lossless import masked
 from fedgrad.tasks.data.source import Columns, RawClient
 from fedgrad.tasks.task_checks import TaskError
 
@@ -57,6 +58,8 @@ class DataSet:
                 found[name] = columns[there]
                 if not isinstance(found[name], list | np.ndarray):
                     raise ValueError(f"{there} is no list of examples, but {found[name]!r:.40}")
+                if why := masked(found[name]):
+                    raise ValueError(f"{there}{why}")
                 sizes[there] = len(found[name])
             elif name not in self.optional:
                 raise ValueError(f"has no {' nor '.join(known)}, but {', '.join(columns)}")
