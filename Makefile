@@ -36,9 +36,9 @@ test: $(READY)
 TORCH ?= torch==2.13.0
 test-torch:
 	@$(MAKE) --no-print-directory test VENV=.venv-torch EXTRAS=dev,torch WITH="$(TORCH)" \
-	    ARGS="tests/test_from_torch.py tests/test_flower_torch.py \
-	        'tests/test_docs.py::test_page[coming-from-pytorch]' \
-	        'tests/test_docs.py::test_page[coming-from-flower]' $(ARGS)"
+	    ARGS="tests/pytorch/test_from_torch.py tests/federation/test_flower_torch.py \
+	        'tests/house/test_docs.py::test_page[coming-from-pytorch]' \
+	        'tests/house/test_docs.py::test_page[coming-from-flower]' $(ARGS)"
 
 lint: $(READY)
 	@echo "ruff check" && $(PY) -m ruff check
@@ -52,7 +52,7 @@ bench: $(READY)
 	@$(PY) -m benchmarks $(ARGS)
 
 notebooks: $(READY)
-	@$(PY) tests/test_notebooks.py
+	@$(PY) tests/house/test_notebooks.py
 
 # The site needs neither JAX nor fedgrad: it reads the source. So it has an environment of its own.
 DOCS := .venv-docs

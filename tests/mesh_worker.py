@@ -25,13 +25,16 @@ if not ALONE:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(ADDRESS, PROCESSES, NUMBER, coordinator_bind_address=ADDRESS)
 
+import where  # noqa: E402
+
+sys.path += where.ROOMS
 import conftest  # noqa: E402
+from test_derivatives import IMPOSSIBLE, MODES, derived, scalar  # noqa: E402
+from test_ragged import W, expected, make_clients, training  # noqa: E402
 
 import fedgrad as fg  # noqa: E402
 from fedgrad.core.graph import exchanges  # noqa: E402
 from programs import TABLE, assert_same  # noqa: E402
-from test_derivatives import IMPOSSIBLE, MODES, derived, scalar  # noqa: E402
-from test_ragged import W, expected, make_clients, training  # noqa: E402
 
 MESH = fg.executors.mesh()
 EVERYWHERE, SPLIT = (

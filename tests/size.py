@@ -1,5 +1,5 @@
 """Count the code: `make size` prints lines per room, the longest files and functions, and what
-changed since another commit. tests/test_house.py holds the budgets below.
+changed since another commit. tests/house/test_house.py holds the budgets below.
 
 A code line is a line that is not blank, a comment or part of a docstring.
 """

@@ -1,7 +1,7 @@
 """JAX's control flow: how its equations are laid out, and the same equation around other bodies.
 
 This is the only file that reads the parameters of scan, while and cond. How JAX lays them out
-changes with its version; tests/test_jax_layout.py fails when it does, and says what to look at.
+changes with its version; tests/core/test_jax_layout.py fails when it does and says what to look at.
 """
 
 import re

@@ -1,7 +1,7 @@
 """What crosses boundaries, by name.
 
 To Python and to type checkers the first four are trees of any kind. What their leaves are is noted
-as jaxtyping writes it, for readers and for tests/test_types.py: nobody else needs it installed.
+as jaxtyping writes it, for readers and tests/core/test_types.py: nobody else needs it installed.
 """
 
 from typing import Annotated, Any

@@ -16,15 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_derivatives import IMPOSSIBLE, assert_close, centralised
 
 import fedgrad as fg
 from fedgrad.execution import multi_process
 from fedgrad.execution.devices import sum_over_devices
 from programs import TABLE, assert_same, class_1
-from test_derivatives import IMPOSSIBLE, assert_close, centralised
+from where import ROOT, TESTS
 
-HERE = Path(__file__).parent
-WORKER, PAGE = HERE / "mesh_worker.py", HERE.parent / "docs" / "mesh.md"
+WORKER, PAGE = TESTS / "mesh_worker.py", ROOT / "docs" / "mesh.md"
 ALONE, FIRST, SECOND = "8 devices", "2 x 2 devices, first", "2 x 2 devices, second"
 WORKERS = (ALONE, FIRST, SECOND)
 SECONDS = 900  # long past any run, on a busy machine too; then something hangs
@@ -58,7 +58,7 @@ def start(*arguments, log):
     environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {patient}"}
     with open(log, "wb") as file:
         return subprocess.Popen(
-            command, cwd=HERE, env=environment, stdout=file, stderr=subprocess.STDOUT
+            command, cwd=TESTS, env=environment, stdout=file, stderr=subprocess.STDOUT
         )
 
 

@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -23,8 +22,9 @@ from fedgrad.tasks import DataError, TaskError, prepare, task
 from fedgrad.tasks import stackoverflow_tags as tags
 from fedgrad.tasks.data import prepared_folder
 from fedgrad.tasks.data.tff import parse_example
+from where import ROOT
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = ROOT.parent / "shared" / "data"
 RNG = np.random.default_rng(0)
 
 # ---- files as TFF writes them

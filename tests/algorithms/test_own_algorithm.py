@@ -2,7 +2,6 @@
 
 import dataclasses
 import types
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import fedgrad as fg
 from by_hand import CLIENTS, POPULATION, START, as_params, loss
 from fedgrad.core.missing_names import ABSENT
 from laws import EXECUTORS
+from where import ROOT
 
 
 @jax.tree_util.register_dataclass
@@ -326,7 +326,7 @@ def test_the_recipes_in_the_messages_are_right():
 
 @pytest.mark.promotes("dtype")
 def test_the_skeletons_for_contributors_train(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "examples"))
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from skeletons import algorithm, task, transformation
 
     made = task.skeleton()

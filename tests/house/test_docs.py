@@ -2,7 +2,7 @@
 
 A page's python blocks are executed in order, in one namespace and in a process of its own. A text
 block right after one holds what it prints; if the block raises one of our errors, that is its
-message. `python tests/test_docs.py` writes these blocks and the pictures anew: read the diff.
+message. `python tests/house/test_docs.py` writes these blocks and the pictures anew: read the diff.
 
 Another JAX counts other operations, exports other code and rounds otherwise. With one that the
 pages were not written with, numbers only have to be alike, and digests to be digests.
@@ -23,9 +23,10 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it is also run as a script
 import quick  # noqa: F401  (here and in the processes of the pages)
+from where import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]  # which are read, not run
@@ -115,7 +116,7 @@ def tidy(text):
 def in_new_process(*arguments, folder, script=__file__):
     (folder / "images").mkdir(exist_ok=True)
     environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",  # this checkout, whatever is installed
+        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "src", "experiments/src")),
         "COLUMNS": "110",  # as wide as str(fg.explain(...))
         "JAX_PLATFORMS": "cpu",
     }

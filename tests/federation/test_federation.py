@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_derivatives import IMPOSSIBLE, MODES, assert_close, centralised, derived
 
 import fedgrad as fg
 from fedgrad.federation.protocol.exported import programs
@@ -35,7 +36,6 @@ from programs import (
     unpadded,
     unweighted_mean,
 )
-from test_derivatives import IMPOSSIBLE, MODES, assert_close, centralised, derived
 
 N = 3
 REFERENCE = fg.executors.reference()

@@ -9,7 +9,6 @@ import sys
 import threading
 import weakref
 import zlib
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from fedgrad.clients.stored import Writer
 from fedgrad.training import progress
 from laws import EXECUTORS, every_executor
 from line import FIRST, line, mean_square, points
+from where import TESTS
 
 POINTS = points(40)
 MEMORY = fg.population(POINTS)
@@ -154,7 +154,7 @@ print("the same")
 
 
 def test_on_several_devices(disk):
-    here = str(Path(__file__).parent)
+    here = str(TESTS)
     command = [sys.executable, "-c", ON_FOUR_DEVICES, str(disk.folder.path), here]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "the same\n", done.stderr

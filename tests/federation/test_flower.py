@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +24,8 @@ from fedgrad.federation.flower.fleet import Fleet
 from fedgrad.federation.operate import local_federation as local
 from fedgrad.federation.protocol.envelope import Envelope
 from fedgrad.federation.protocol.federation_errors import CohortMismatch, NoAnswer
+from where import ROOMS, TESTS
 
-TESTS = Path(__file__).parent
 NODES = 5
 HONEST = [0, 1, 2, 3]  # the work of client 4 does not end
 PATIENCE = 60.0  # seconds; nothing waits as long unless the machine is very busy
@@ -66,7 +65,7 @@ def close(found, wanted):
 def environment():
     """Nodes find the modules of the tests, and compile as fast as the tests do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS.parent)]))
+        patch.setenv("PYTHONPATH", os.pathsep.join(ROOMS))
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         patch.setenv("JAX_ENABLE_X64", "1")
         patch.syspath_prepend(str(TESTS.parent))

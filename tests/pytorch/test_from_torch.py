@@ -17,6 +17,7 @@ torch = pytest.importorskip(
     "torch", reason="PyTorch is not installed; make test-torch has it", exc_type=ImportError
 )
 
+from test_convolutions import assert_same as as_products  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -24,7 +25,6 @@ import fedgrad as fg  # noqa: E402
 from fedgrad.core.primitives import inner_jaxprs  # noqa: E402
 from fedgrad.federation import InProcess  # noqa: E402
 from fedgrad.pytorch.operations import DRAWS, OPERATIONS  # noqa: E402
-from test_convolutions import assert_same as as_products  # noqa: E402
 from torch_modules import (  # noqa: E402
     CNN,
     FUNCTIONS,

@@ -12,7 +12,7 @@ from fedgrad.core import control, primitives
 
 LOOK = (
     "JAX {version} lays out `{name}` differently: its parameters are {found}. Look at {where}, the "
-    "only place that reads them, and at tests/test_jax_layout.py."
+    "only place that reads them, and at tests/core/test_jax_layout.py."
 )
 
 

@@ -9,7 +9,6 @@ import json
 import re
 import time
 import tomllib
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,8 @@ from fedgrad.tuning.rate_search import RATES
 from fedgrad_experiments import EXPERIMENTS, load
 from fedgrad_experiments.no_tuning.outcome import outcomes
 from fedgrad_experiments.paired import LEVEL, least_p
+from where import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SAID = []
 
 

@@ -16,11 +16,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-import quick  # noqa: F401  (in the processes that are started here, too)
 from test_docs import blocks
 
-ROOT = Path(__file__).resolve().parent.parent
+import quick  # noqa: F401  (in the processes that are started here, too)
+from where import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 VERSION = re.search(r'__version__ = "(.*?)"', (ROOT / "src/fedgrad/__init__.py").read_text())[1]
 NAME = re.compile(r"[\w.-]+")

@@ -28,6 +28,7 @@ from fedgrad.training.config import describe, leaves
 from fedgrad.training.files import RunFolderError
 from fedgrad.training.log import read_log
 from line import FIRST, line, mean_square, points
+from where import TESTS
 
 POINTS = points()
 CLIENTS = fg.population(POINTS)
@@ -583,7 +584,7 @@ def test_the_digest_of_a_program_is_the_same_in_every_process(tmp_path):
     found = []
     for seed in ("1", "2"):
         out = tmp_path / seed
-        run([sys.executable, "-c", code, str(Path(__file__).parent), str(out)], seed)
+        run([sys.executable, "-c", code, str(TESTS), str(out)], seed)
         found.append(json.loads((out / "config.json").read_text()))
     assert found[0] == found[1] and found[0]["algorithm"]["program"]
 
@@ -819,7 +820,7 @@ def test_it_runs_outside_of_the_main_thread(tmp_path):
 
 
 def start(folder, rounds, devices):
-    command = [sys.executable, str(Path(__file__).with_name("line.py")), str(folder)]
+    command = [sys.executable, str(TESTS / "line.py"), str(folder)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
         [*command, str(rounds), str(devices)],

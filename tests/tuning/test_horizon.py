@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from test_every_algorithm import PROMOTING
+from test_every_algorithm import TABLE as EVERY
+from test_self_tuning import CLIENTS, KEY, close, mean_update, minus, ordered, plain, together
 
 import by_hand
 import fedgrad as fg
@@ -21,9 +24,6 @@ from fedgrad.tuning.guards import got_worse
 from laws import EXECUTORS
 from programs import TABLE as PROGRAMS
 from programs import assert_same
-from test_every_algorithm import PROMOTING
-from test_every_algorithm import TABLE as EVERY
-from test_self_tuning import CLIENTS, KEY, close, mean_update, minus, ordered, plain, together
 
 POPULATION = fg.population(CLIENTS)
 TRAIN, FRESH = [0, 1, 2], [3, 4]

@@ -16,14 +16,13 @@ import threading
 import time
 import urllib.parse
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 import chromium
 import fedgrad as fg
+from where import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 INDEX = (DOCS / "README.md").read_text(encoding="utf-8")
 BUILDER = ROOT / ".venv-docs" / "bin" / "python"

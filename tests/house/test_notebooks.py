@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from test_docs import NOTEBOOKS, in_new_process, same_page, tidy  # which finds `quick`
 
 import quick  # noqa: F401  (here and in the processes of the notebooks)
-from test_docs import NOTEBOOKS, in_new_process, same_page, tidy
 
 FORMS = {"_repr_svg_": "image/svg+xml", "_repr_html_": "text/html"}
 

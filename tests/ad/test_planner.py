@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from test_random_programs import FEDERATED, read, scripts
 
 import fedgrad as fg
 from fedgrad.ad.derivative import Subject, derivative
@@ -18,7 +19,6 @@ from fedgrad.core.trace import traced as traced_function
 from fedgrad.planning.cut import cut
 from fedgrad.planning.plan import Plan
 from programs import EVAL, TABLE, TRAIN, class_1, forgetting, normal, two_rounds
-from test_random_programs import FEDERATED, read, scripts
 
 N = 3
 X, Z = normal(0, 3), normal(1, N, 3)

@@ -1,11 +1,12 @@
 """A client in PyTorch: what torch_sgd trains, and the gradient and the tangent that it finds."""
 
 import importlib
-from pathlib import Path
 
 import numpy as np
 import optax
 import pytest
+
+from where import ROOT
 
 pytest.importorskip("flwr", reason="Flower apps need the extra: fedgrad[flower]")
 pytest.importorskip("torch", reason="PyTorch is not installed: fedgrad[torch]")
@@ -20,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from fedgrad.core.errors import ArgumentError
 from fedgrad.federation import InProcessGrid, SelfTuning, torch_gradient, torch_sgd
 
-APP = Path(__file__).parent.parent / "examples" / "flower_torch_app"
+APP = ROOT / "examples" / "flower_torch_app"
 ASKED = {"fedgrad.learn": ["lr"]}
 RATE = 0.05
 

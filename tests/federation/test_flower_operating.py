@@ -35,8 +35,8 @@ from fedgrad.federation.operate import started_processes
 from fedgrad.federation.operate.certificates import make_certificates, make_node_key
 from fedgrad.federation.operate.commands import add_commands, main
 from fedgrad.federation.protocol.envelope import Envelope
+from where import TESTS
 
-TESTS = Path(__file__).parent
 APP = TESTS.parent / "examples" / "flower_app"
 PATIENCE = 60.0
 FEDGRAD = [sys.executable, "-m", "fedgrad.federation.operate.commands"]
