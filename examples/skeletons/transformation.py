@@ -1,6 +1,6 @@
 """A new transformation, from an algorithm to an algorithm: copy this to src/fedgrad/tuning/.
 
-Give one of the library its row in tests/algorithms/test_every_algorithm.py: it is tried around each.
+Give one of the library its row in tests/algorithms/test_every_algorithm.py, around each of them.
 """
 
 from dataclasses import dataclass, replace
