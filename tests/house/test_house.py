@@ -434,3 +434,10 @@ def test_modules_below_a_name_that_is_also_a_function():
     import fedgrad.planning.cut as module
 
     assert module is sys.modules["fedgrad.planning.cut"] and callable(fedgrad.plan)
+
+
+def test_training_does_not_know_nodes():
+    """What clients keep, here or on nodes, is `clients/handles.py` to it."""
+    for name, imported in import_graph().items():
+        if name.startswith("fedgrad.training"):
+            assert not [other for other in imported if other.startswith("fedgrad.federation")], name

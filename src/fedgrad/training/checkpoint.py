@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.clients.handles import Handle
 from fedgrad.core.types import State
-from fedgrad.federation.protocol import state as on_nodes
-from fedgrad.federation.protocol.node_values import NodeValue
 from fedgrad.training import models
 from fedgrad.training.best import Best
 from fedgrad.training.config import differences, leaves, name_of
@@ -204,8 +203,8 @@ def _advice(path: Path) -> str:
 
 def _encode(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
     """An array that .npy can hold, and what it is of."""
-    if isinstance(leaf, NodeValue):
-        text = json.dumps(on_nodes.saved(leaf))
+    if isinstance(leaf, Handle):
+        text = json.dumps(leaf.saved())
         return np.frombuffer(text.encode(), np.uint8), {"of": "nodes"}
     kind: dict[str, Any] = {"of": "jax" if isinstance(leaf, jax.Array) else "numpy"}
     if kind["of"] == "jax" and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -223,7 +222,7 @@ def _encode(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
 def decode(array: np.ndarray, kind: dict[str, Any], first: Any = None) -> Any:
     """What `_encode` was given; of what is on nodes, `first` says where they are."""
     if kind["of"] == "nodes":
-        return on_nodes.restored(first, json.loads(array.tobytes()))
+        return first.restored(json.loads(array.tobytes()))
     dtype = np.dtype(kind["dtype"])
     if array.dtype != dtype:
         array = np.frombuffer(array.tobytes(), dtype)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import require_metrics
+from fedgrad.clients.handles import Handle
 from fedgrad.clients.population import Population
 from fedgrad.clients.sampling import round_keys
 from fedgrad.core.errors import ArgumentError, require_whole
 from fedgrad.core.lossless import require_lossless
 from fedgrad.core.types import Hyper, Key, Params, State
-from fedgrad.federation.protocol.node_values import NodeValue
 from fedgrad.training.preflight import require_algorithm, require_model
 
 
@@ -188,7 +188,7 @@ class Course:
 
         def array(leaf: Any) -> Any:
             try:
-                return leaf if isinstance(leaf, jax.Array | NodeValue) else jnp.asarray(leaf)
+                return leaf if isinstance(leaf, jax.Array | Handle) else jnp.asarray(leaf)
             except TypeError:
                 raise ArgumentError.here(
                     f"States and hyperparameters are made of arrays, found {type(leaf).__name__}."

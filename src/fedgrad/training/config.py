@@ -12,13 +12,13 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.hyper import LOOKED_AT
 from fedgrad.algorithms.objective import WithFixed
+from fedgrad.clients.handles import Handle
 from fedgrad.clients.population import Population
 from fedgrad.core.arguments import read_arguments
 from fedgrad.core.control import text_of
 from fedgrad.core.primitives import make_jaxpr
 from fedgrad.core.trace import struct
 from fedgrad.core.types import State
-from fedgrad.federation.protocol.node_values import NodeValue
 from fedgrad.training.cohort_schedule import Course, Draw
 from fedgrad.training.evaluation import Evaluations
 from fedgrad.training.log import plain
@@ -295,8 +295,8 @@ def _rows(clients: Population) -> dict[str, Any]:
 
 
 def _content(leaf: Any) -> bytes:
-    if isinstance(leaf, NodeValue):  # the same for all clients, when they begin
-        return str(leaf.remote.of(0).source).encode()
+    if isinstance(leaf, Handle):
+        return leaf.origin()
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.ascontiguousarray(leaf).tobytes()

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.clients.handles import handles
 from fedgrad.core.errors import ArgumentError
-from fedgrad.federation.protocol.node_values import NodeValue
 
 # In a history: `eval.test.per_client.loss.mean`.
 PREFIX, KINDS = "per_client", ("mean", "lowest_tenth", "highest_tenth", "percentiles")
@@ -29,7 +29,7 @@ def is_for_a_histogram(name: str) -> bool:
 
 def require_here(each: Any) -> None:
     """Refuse what is not to be seen: the numbers of clients that are on nodes."""
-    if any(isinstance(leaf, NodeValue) for leaf in jax.tree.leaves(each)):
+    if handles(each):
         raise ArgumentError.here(
             "fg.Evaluation(per_client=True): these clients are on nodes, and only sums leave them. "
             "Leave per_client out, or evaluate clients that are here."

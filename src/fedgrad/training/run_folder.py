@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 import jax
 
+from fedgrad.clients.handles import Handle, handles
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.types import Params, State
-from fedgrad.federation.protocol import state as on_nodes
-from fedgrad.federation.protocol.node_values import NodeValue, handles
 from fedgrad.training import checkpoint
 from fedgrad.training.best import Best
 from fedgrad.training.checkpoint import Checkpoint
@@ -90,7 +89,7 @@ class Keeping:
         self.log: Log | None = None
         self.lock = ExitStack()
         # What nodes have of the checkpoint, and of the one before it.
-        self.states: tuple[list[NodeValue], ...] = ()
+        self.states: tuple[list[Handle], ...] = ()
 
     def begin(self, state: State, rounds: int) -> Checkpoint:
         """Where to go on: at the first state, or where the run was left.
@@ -186,7 +185,8 @@ class Keeping:
     def close(self) -> None:
         """Close the log, and leave the folder to others; what is saved stays on nodes."""
         with self.lock:
-            on_nodes.left(self.states)
+            for handle in handles(self.states):
+                handle.leave()
             if self.log is not None:
                 self.log.close()
 

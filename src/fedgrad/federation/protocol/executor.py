@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.clients.cohort import Cohort
+from fedgrad.clients.handles import handles
 from fedgrad.core.arguments import Arguments, parts, read_arguments
 from fedgrad.core.errors import ArgumentError, CohortError, PlanError, known_fields_of
 from fedgrad.core.graph import is_client
@@ -23,7 +24,7 @@ from fedgrad.federation.protocol.federation import Federation
 from fedgrad.federation.protocol.federation_errors import CohortMismatch, NoAnswer
 from fedgrad.federation.protocol.messages import BeginAgain, Group, Messages
 from fedgrad.federation.protocol.node_population import NodePopulation
-from fedgrad.federation.protocol.node_values import NodeValue, Place, Versions, choose, handles
+from fedgrad.federation.protocol.node_values import NodeValue, Place, Versions, choose
 from fedgrad.federation.protocol.prepared_plan import Prepared
 from fedgrad.federation.protocol.quorum import Attendance, examples, values
 from fedgrad.federation.protocol.signing import sign

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedgrad.clients.cohort import Cohort
+from fedgrad.clients.handles import Handle
 from fedgrad.core.arguments import map_parts
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.federation_errors import FederationError
@@ -96,7 +97,7 @@ def constant(x: Any) -> Remote:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class NodeValue:
+class NodeValue(Handle):
     """A value that each of some clients has on its node. Pass it to a program where a stacked array
     of all clients' values would go in simulation; it has the shape of that, but not the values.
 
@@ -131,10 +132,33 @@ class NodeValue:
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         self.gather()
 
+    def saved(self) -> list[dict[str, list[Any]]]:
+        """By client, where its value is and what is declared of it; clients that are as they began
+        are not in it."""
+        remotes = {client: self.remote.of(client) for client in self.clients}
+        changed = {c: remote for c, remote in remotes.items() if remote.source[0] != "constant"}
+        return [{str(c): [remote.source, remote.declared] for c, remote in changed.items()}]
 
-def handles(argument: Any) -> list[NodeValue]:
-    """The handles in an argument of a program."""
-    return [leaf for leaf in jax.tree.leaves(argument) if isinstance(leaf, NodeValue)]
+    def restored(self, saved: list[dict[str, list[Any]]]) -> "NodeValue":
+        """Return the handle that was saved; this one is to what clients began with."""
+        (found,) = saved
+        remotes = {int(client): Remote.read(*written) for client, written in found.items()}
+        known = {client: self.remote.of(client) for client in self.clients}
+        return replace(self, remote=Versions(known | remotes)) if remotes else self
+
+    def leave(self) -> None:
+        """Let nodes keep the value when this handle is gone, until it is too old for them."""
+
+        def detach(remote: Remote) -> None:
+            for held in (*remote.holds, *remote.kept.values()):
+                detach(held) if isinstance(held, Remote) else held.end.detach()
+
+        for client in self.clients:
+            detach(self.remote.of(client))
+
+    def origin(self) -> bytes:
+        """Return the source of the value, the same for all clients when they begin."""
+        return str(self.remote.of(0).source).encode()
 
 
 def choose(argument: Any, clients: Sequence[int], wanted: int | None = None) -> Any:

@@ -11,18 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedgrad.clients.handles import handles
 from fedgrad.clients.population import require_kept
 from fedgrad.federation.protocol.node_values import (
     NodeValue,
-    Remote,
     Versions,
     choose,
     constant,
-    handles,
 )
-
-Saved = list[dict[str, list[Any]]]
-"""Of each array of a state, by client: where its value is, and what is declared of it."""
 
 
 def begin(tree: Any, clients: Sequence[int]) -> Any:
@@ -55,37 +51,13 @@ def scatter(state: Any, new: Any) -> Any:
     return jax.tree.map(one, state, new)
 
 
-def left(state: Any) -> None:
-    """Nodes keep what this state has when its handles are gone, until it is too old for them: for
-    who has saved it."""
-
-    def leave(remote: Remote) -> None:
-        for held in (*remote.holds, *remote.kept.values()):
-            leave(held) if isinstance(held, Remote) else held.end.detach()
-
-    for handle in handles(state):
-        for client in handle.clients:
-            leave(handle.remote.of(client))
+def saved(state: Any) -> list[Any]:
+    """Return what a checkpoint says of a state, as JSON: a part for each of its arrays."""
+    return [part for handle in handles(state) for part in handle.saved()]
 
 
-def saved(state: Any) -> Saved:
-    """What a checkpoint has to say of a state; clients that are as they began are not in it."""
-    return [
-        {
-            str(client): [remote.source, remote.declared]
-            for client in handle.clients
-            if (remote := handle.remote.of(client)).source[0] != "constant"
-        }
-        for handle in handles(state)
-    ]
-
-
-def restored(state: Any, found: Saved) -> Any:
-    """A state that was saved; `state` is the one that clients began with."""
+def restored(state: Any, found: list[Any]) -> Any:
+    """Return a state that was saved; `state` is the one that clients began with."""
     leaves, structure = jax.tree.flatten(state)
-    new = []
-    for leaf, of in zip(leaves, found, strict=True):
-        remotes = {int(client): Remote.read(*written) for client, written in of.items()}
-        known = {client: leaf.remote.of(client) for client in leaf.clients}
-        new.append(replace(leaf, remote=Versions(known | remotes)) if remotes else leaf)
-    return jax.tree.unflatten(structure, new)
+    parts = zip(leaves, found, strict=True)
+    return jax.tree.unflatten(structure, [leaf.restored([part]) for leaf, part in parts])
