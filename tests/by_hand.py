@@ -63,6 +63,13 @@ def slope(vector, batch):
     return np.concatenate([[np.mean(pull)], pull @ batch["x"] / len(y)])
 
 
+def curvature(vector, batch):
+    """The Hessian, from the formula."""
+    y, x = batch["y"], np.column_stack([np.ones(len(batch["y"])), batch["x"]])
+    right = 1 / (1 + np.exp(-y * (x @ vector)))
+    return (right * (1 - right) * x.T) @ x / len(y)
+
+
 def numerical_slope(fun, vector, h=1e-5):
     """The gradient of any function, by central differences."""
     moves = h * np.eye(len(vector))

@@ -305,6 +305,14 @@ def sampling_does_not_depend_on_where_the_examples_are():
 
 
 @check
+def the_digest_does_not_depend_on_where_the_examples_are():
+    known = own_population().digest
+    assert known == fg.population(CLIENTS).digest, known
+    other = [*CLIENTS[:-1], {**CLIENTS[-1], "y": CLIENTS[-1]["y"] + 1}]  # of one process
+    assert own_population(other).digest not in (known, None)
+
+
+@check
 def examples_stay_on_their_device():
     own = own_population()
     for leaf in jax.tree.leaves(own.everyone.store):

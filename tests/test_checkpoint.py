@@ -22,7 +22,7 @@ import pytest
 import fedgrad as fg
 from fedgrad.federation.protocol.in_process import InProcess
 from fedgrad.training import checkpoint as checkpoints
-from fedgrad.training import files
+from fedgrad.training import files, lock
 from fedgrad.training.checkpoint import Checkpoint
 from fedgrad.training.config import describe, leaves
 from fedgrad.training.files import RunFolderError
@@ -198,6 +198,189 @@ def test_the_checkpoint_of_another_run_is_refused(name, tmp_path):
         train(rounds=4, out=out, **{k: v for k, v in settings.items() if k != "task"})
     assert "resume=False" in str(caught.value) and "test_checkpoint.py" in str(caught.value)
     assert (tmp_path / CURRENT).read_bytes() == before
+
+
+# The data: many rows, so that whoever looks at a few of them misses what differs.
+
+MANY = [
+    {"x": np.tile(np.eye(3, dtype=np.float32), (200, 1)), "y": np.full(600, i, np.float32)}
+    for i in range(6)
+]
+
+
+def one_row(clients, client, row):
+    """The same but for one label."""
+    changed = [dict(one) for one in clients]
+    changed[client] = {**changed[client], "y": changed[client]["y"].copy()}
+    changed[client]["y"][row] += 1
+    return changed
+
+
+RELABELED = {
+    "two thirds of all labels": [
+        {**one, "y": np.where(np.arange(600) % 3 == 0, one["y"], 7).astype(np.float32)}
+        for one in MANY
+    ],
+    "one label": one_row(MANY, 3, 401),
+    "the last label": one_row(MANY, 5, 599),
+    "clients in another order": MANY[::-1],
+}
+PLACES = {
+    "in memory": lambda clients, folder: fg.population(clients),
+    "on disk": lambda clients, folder: fg.store(folder, clients),
+    "on a mesh": lambda clients, folder: fg.executors.mesh().population(clients),
+}
+FED_AVG = fg.fed_avg(mean_square)
+OTHER = re.escape(
+    "\n  clients have other examples than those of the checkpoint.\nTo go on with that run, call "
+    'fg.fit as it was called then. If they are meant to be others, give resume="other data" to '
+    "fg.run_folder. For a new one"
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_on_other_data_is_another_run(place, tmp_path):
+    first = PLACES[place](MANY, tmp_path / "first")
+    train(FED_AVG, first, rounds=1, out=tmp_path / "run")
+    for number, (name, clients) in enumerate(RELABELED.items()):
+        other = PLACES[place](clients, tmp_path / str(number))
+        with pytest.raises(RunFolderError, match=OTHER):
+            train(FED_AVG, other, rounds=2, out=tmp_path / "run")
+            pytest.fail(f"{name}: it trains")
+    meant = fg.run_folder(tmp_path / "run", resume="other data")
+    assert train(FED_AVG, other, rounds=2, out=meant).rounds == 2
+    assert train(FED_AVG, other, rounds=3, out=tmp_path / "run").rounds == 3  # now it is its own
+    with pytest.raises(RunFolderError, match=OTHER):
+        train(FED_AVG, first, rounds=4, out=tmp_path / "run")
+
+
+def test_other_data_excuses_nothing_else(tmp_path):
+    clients, other = fg.population(MANY), fg.population(RELABELED["one label"])
+    train(FED_AVG, clients, rounds=1, out=tmp_path)
+    meant = fg.run_folder(tmp_path, resume="other data")
+    with pytest.raises(RunFolderError, match=r"hyper.client.learning_rate: 0.1 .*0.2 now") as told:
+        train(fg.fed_avg(mean_square, 0.2), other, rounds=2, out=meant)
+    assert "other data" not in str(told.value)  # it would not help
+    with pytest.raises(RunFolderError, match="a round computes something else"):
+        train(fg.fed_avg(lambda p, b: 2 * mean_square(p, b)), clients, rounds=2, out=meant)
+    scaffold = fg.scaffold(mean_square)  # whose clients keep something
+    train(scaffold, clients, rounds=1, out=tmp_path / "scaffold")
+    with pytest.raises(
+        RunFolderError, match=r"clients.control\['w'\]: float32\[6,3\] .*\[5,3\] now"
+    ):
+        out = fg.run_folder(tmp_path / "scaffold", resume="other data")
+        train(scaffold, fg.population(MANY[:5]), rounds=2, out=out)
+
+
+def test_more_clients_are_other_data_too(tmp_path):
+    train(FED_AVG, fg.population(MANY), rounds=1, out=tmp_path)
+    more = fg.population([*MANY, *MANY[:2]])
+    with pytest.raises(RunFolderError, match=r"number of clients: 6 .*8 now.*\n.*\n.*other data"):
+        train(FED_AVG, more, rounds=2, out=tmp_path)
+    meant = fg.run_folder(tmp_path, resume="other data")
+    assert train(FED_AVG, more, rounds=2, out=meant).rounds == 2
+
+
+def test_other_clients_of_hypergradients_are_other_data(tmp_path):
+    def tuned(clients):
+        return fg.self_tuning(
+            FED_AVG, learn="server.learning_rate", gradient_from=fg.population(clients)
+        )
+
+    clients = fg.population(MANY)
+    train(tuned(MANY), clients, rounds=1, out=tmp_path)
+    with pytest.raises(RunFolderError, match="\n  clients of gradient_cohort have other examples"):
+        train(tuned(RELABELED["one label"]), clients, rounds=2, out=tmp_path)
+
+
+JUDGED = {
+    "other examples": (
+        lambda: fg.Evaluation({"loss": mean_square}, fg.population(RELABELED["one label"])),
+        "clients of the evaluation 'test' have other examples than those of the checkpoint",
+    ),
+    "a cohort": (
+        lambda: fg.Evaluation({"loss": mean_square}, fg.population(MANY).select([0, 1])),
+        "number of clients of the evaluation 'test': 6 in the checkpoint, 2 now",
+    ),
+    "other clients": (
+        lambda: fg.Evaluation({"loss": mean_square}, fg.population(MANY[:5])),
+        "number of clients of the evaluation 'test': 6 in the checkpoint, 5 now",
+    ),
+    "held out": (
+        lambda: fg.Evaluation({"loss": mean_square}, fg.population(MANY), held_out=fg.HeldOut()),
+        "examples held out of clients of the evaluation 'test': nothing in .*"
+        r", HeldOut\(fraction=0.2, seed=0\) now",
+    ),
+}
+
+
+def test_a_model_is_judged_by_the_same_data(tmp_path):
+    """By which `fg.keep_best` and `fg.early_stop` compare it with models before the resume."""
+    clients = fg.population(MANY)
+    mean = fg.Evaluation({"loss": mean_square}, fg.population(MANY))
+    train(FED_AVG, clients, rounds=1, out=tmp_path, evaluate={"test": mean})
+    for make, words in JUDGED.values():
+        with pytest.raises(RunFolderError, match=f"\n  {words}.\n.*other data"):
+            train(FED_AVG, clients, rounds=2, out=tmp_path, evaluate={"test": make()})
+    other = {"test": JUDGED["other examples"][0]()}
+    meant = fg.run_folder(tmp_path, resume="other data")
+    twice = fg.fed_avg(lambda p, b: 2 * mean_square(p, b))
+    with pytest.raises(RunFolderError, match="a round computes something else"):
+        train(twice, clients, rounds=2, out=meant, evaluate=other)
+    assert train(FED_AVG, clients, rounds=2, out=meant, evaluate=other).rounds == 2
+    # Another evaluation has another name; and who evaluates no more may do so.
+    both = {"more": JUDGED["a cohort"][0](), **other}
+    assert train(FED_AVG, clients, rounds=3, out=tmp_path, evaluate=both).rounds == 3
+    assert train(FED_AVG, clients, rounds=4, out=tmp_path, evaluate=None).rounds == 4
+
+
+def test_what_cannot_be_read_is_not_taken_for_the_same(tmp_path):
+    """Of clients on nodes only their number is known."""
+    nodes = [fg.executors.flower(InProcess.of(c), platforms=("cpu",)) for c in (MANY, MANY[:5])]
+    here, there, fewer = fg.population(MANY), *(one.population() for one in nodes)
+    train(FED_AVG.on(nodes[0]), there, rounds=1, out=tmp_path)
+    assert train(FED_AVG.on(nodes[0]), there, rounds=2, out=tmp_path).rounds == 2
+    with pytest.raises(RunFolderError, match="number of clients: 6 in the checkpoint, 5 now"):
+        train(FED_AVG.on(nodes[1]), fewer, rounds=3, out=tmp_path)
+    with pytest.raises(
+        RunFolderError, match="examples of clients: nothing in the checkpoint, 3600 now"
+    ):
+        train(FED_AVG, here, rounds=3, out=tmp_path)
+    by_us = fg.Evaluation({"loss": mean_square}, here)
+    by_nodes = fg.Evaluation({"loss": mean_square}, there).on(nodes[0])
+    train(FED_AVG, here, rounds=1, out=tmp_path / "judged", evaluate=by_nodes)
+    with pytest.raises(RunFolderError, match="whether clients of the evaluation have the examples"):
+        train(FED_AVG, here, rounds=2, out=tmp_path / "judged", evaluate=by_us)
+
+
+def test_how_a_run_is_resumed_is_one_of_three(tmp_path):
+    for wrong in ("other_data", "no", None, 1, "True"):
+        with pytest.raises(fg.ArgumentError, match=r"resume=.*True, False or \"other data\""):
+            fg.run_folder(tmp_path, resume=wrong)
+
+
+def without_digests(course, state, settings, describe=describe):
+    """What a version wrote that looked at some rows of the data only."""
+    found = describe(course, state, settings)
+    assert found.pop("evaluations") is not None
+    for one in found["populations"].values():
+        assert one.pop("digest") and one["data"]
+    return found
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_checkpoint_without_digests_is_compared_by_its_rows(place, tmp_path, monkeypatch):
+    clients = PLACES[place](MANY, tmp_path / "clients")
+    with monkeypatch.context() as older:
+        older.setattr("fedgrad.training.fit.describe", without_digests)
+        train(FED_AVG, clients, rounds=1, out=tmp_path / "run")
+    shifted = [{**one, "y": one["y"] + 1} for one in MANY]
+    with pytest.raises(RunFolderError, match=OTHER):
+        train(FED_AVG, PLACES[place](shifted, tmp_path / "2"), rounds=2, out=tmp_path / "run")
+    assert train(FED_AVG, clients, rounds=2, out=tmp_path / "run").rounds == 2
+    other = PLACES[place](RELABELED["one label"], tmp_path / "3")
+    with pytest.raises(RunFolderError, match=OTHER):  # from now on it is known
+        train(FED_AVG, other, rounds=3, out=tmp_path / "run")
 
 
 def test_what_differs_is_said_in_words(tmp_path):
@@ -702,3 +885,140 @@ def test_a_killed_run_goes_on_bit_by_bit(devices, signals, tmp_path):
     for name in set(logs[0]) - {"seconds"}:
         assert logs[0][name].tolist() == logs[1][name].tolist()
         assert logs[0].rounds(name).tolist() == logs[1].rounds(name).tolist()
+
+
+# Two at the same time
+
+
+def test_a_second_training_in_a_folder_is_refused(tmp_path):
+    def again(round, state, metrics):
+        for resume in (True, False):
+            with pytest.raises(RunFolderError) as caught:
+                train(out=fg.run_folder(tmp_path, resume=resume))
+            refused.append(str(caught.value))
+
+    refused = []
+    found = train(out=fg.run_folder(tmp_path, every=1), callbacks=[again])
+    assert everything(found) == everything(train())
+    assert len(refused) == 2 * 9 and len(set(refused)) == 1
+    assert re.search(
+        rf"test_checkpoint.py:\d+: Another training writes to {tmp_path}: process {os.getpid()} "
+        rf"\(this one\) on .*, since \d{{4}}-.*\. Wait until it has ended, or choose another out=",
+        refused[0],
+    )
+    assert not list(tmp_path.glob(".*"))  # nothing of it stays
+
+
+@pytest.mark.promotes("dtype")
+def test_a_training_in_another_process_is_named_and_kill_9_leaves_no_lock(tmp_path):
+    other = start(tmp_path, 10_000, 1)
+    try:
+        wait_for_round(other, tmp_path, 3)
+        with pytest.raises(RunFolderError, match=rf"writes to {tmp_path}: process {other.pid} on"):
+            train(out=tmp_path)
+        assert fg.load(tmp_path).rounds >= 3  # whoever reads needs nobody's leave
+        assert fg.report(tmp_path).exists()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        finish(other)
+    again = start(tmp_path, 10_000, 1)  # at once
+    try:
+        wait_for_round(again, tmp_path, fg.load(tmp_path).rounds + 3)
+    finally:
+        again.kill()
+        finish(again)
+
+
+ENDED = {
+    "an error": (ZeroDivisionError, lambda: 1 / 0),
+    "Ctrl-C": (KeyboardInterrupt, lambda: signal.raise_signal(signal.SIGINT)),
+    "SIGTERM": (SystemExit, lambda: signal.raise_signal(signal.SIGTERM)),
+}
+
+
+@pytest.mark.parametrize("way", ENDED)
+def test_the_folder_is_free_however_training_ended(way, tmp_path):
+    """Though a notebook keeps the error with all that it saw."""
+    kind, end = ENDED[way]
+    with pytest.raises(kind) as caught:
+        train(out=tmp_path, callbacks=[lambda round, *_: round == 5 and end()])
+    assert everything(train(out=tmp_path)) == everything(train())
+    assert caught.value.__traceback__ is not None
+
+
+def test_the_folder_is_free_after_a_run_was_refused(tmp_path):
+    train(rounds=2, out=tmp_path)
+    with pytest.raises(RunFolderError, match="cohort size") as caught:
+        train(rounds=4, cohort_size=6, out=tmp_path)
+    assert train(rounds=4, out=tmp_path).rounds == 4
+    assert caught.value.__traceback__ is not None
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, which the child does not use
+def test_a_forked_child_does_not_keep_the_folder(tmp_path):
+    """Which lives on when its parent was killed."""
+    with lock.locked(tmp_path):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+        with pytest.raises(RunFolderError, match="Another training"), lock.locked(tmp_path):
+            pytest.fail("two have it")
+    try:
+        with lock.locked(tmp_path):  # the child is still there
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_where_there_are_no_locks_training_goes_on(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(lock.fcntl, "flock", none)
+    assert train(rounds=2, out=tmp_path).rounds == 2
+
+
+def test_a_lock_that_was_removed_with_its_folder_is_nobody_elses(tmp_path):
+    """The folder is removed and made again while one training has it."""
+    folder = files.make_folder(tmp_path / "run")
+    with lock.locked(folder):
+        (folder / lock.NAME).unlink()
+        with lock.locked(folder):  # the new one
+            pass
+        with lock.locked(folder):
+            (folder / lock.NAME).rename(tmp_path / "elsewhere")
+            (folder / lock.NAME).write_text("of a third one")
+    assert (folder / lock.NAME).read_text() == "of a third one"
+
+
+def test_a_folder_that_is_removed_while_it_trains_is_not_full(tmp_path):
+    import shutil
+
+    remove = lambda round, *_: round == 2 and shutil.rmtree(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"No such file.*removed") as caught:
+        train(out=fg.run_folder(tmp_path / "run", every=1), callbacks=[remove])
+    assert "Make room" not in str(caught.value)
+
+
+def test_two_write_one_report_at_the_same_time(tmp_path, monkeypatch):
+    """`fg.report` of a run that writes it, too."""
+    fsync, nested = os.fsync, []
+
+    def second(descriptor):
+        if not nested:
+            nested.append(True)
+            files.write_whole(tmp_path / "report.html", b"second")
+        return fsync(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", second)
+    files.write_whole(tmp_path / "report.html", b"first")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("report.html", b"first")]
+
+
+def test_what_a_killed_process_had_begun_to_write_is_removed(tmp_path):
+    (tmp_path / f"{CURRENT}.12345678.tmp").write_bytes(b"half")
+    train(rounds=1, out=tmp_path)
+    assert not list(tmp_path.glob("*.tmp"))

@@ -530,6 +530,22 @@ def test_training_goes_on(own, capsys):
     assert [row["loss"] for row in after[1:4]] == [row["loss"] for row in before[1:]]
 
 
+def test_training_goes_on_with_other_data_if_that_is_meant(own, capsys):
+    words = ["own_tasks:task", "--algorithm", "fedsgd", "--quiet"]
+    assert train(*words) == 0
+    (own / "own_tasks.py").write_text(OWN.replace("1 + i", "1.5 + i"))
+    sys.modules.pop("own_tasks")
+    assert train(*words, rounds=4) == 1
+    err = capsys.readouterr().err
+    assert "clients have other examples than those of the checkpoint" in err
+    assert "clients of the evaluation 'train' have other examples" in err and "--other-data" in err
+    assert train(*words, "--other-data", rounds=4) == 0
+    assert [row["round"] for row in history(own / "out/own_tasks.task-fedsgd")] == [0, 1, 2, 3, 4]
+    with pytest.raises(SystemExit, match="2"):
+        train(*words, "--other-data", "--restart")
+    assert "not allowed with" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", sorted(TRAINED))
 def test_every_algorithm_trains(own, capsys, name):
     """Those, too, of which nothing can be learned."""

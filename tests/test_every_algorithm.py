@@ -49,6 +49,8 @@ TABLE = {
     "fedhyper, low": Row("fedhyper", start={"server.low": 0.5}, only=("server.low",)),
     # FedExP's epsilon, where clients disagree so much that the rate is above 1.
     "fedexp": Row("fedexp", start={"client.learning_rate": 2.0}),
+    # DoG's first step goes as far as it began with times its rate: at 1, its max is at a corner.
+    "feddog": Row("feddog", start={"server.learning_rate": 0.9}),
     "weights": Row("fedavg", {"weighting": "power"}),
     "layers": Row(
         "fedavg",

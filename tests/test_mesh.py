@@ -127,8 +127,10 @@ BOTH = [
     "derivatives_with_clients_of_different_sizes",
     "every_dtype_in_one_message",
     "examples_stay_on_their_device",
+    "nobody_reads_bad_data_of_clients_who_take_no_part",
     "sampling_does_not_depend_on_where_the_examples_are",
     "state_stays_at_the_clients",
+    "the_digest_does_not_depend_on_where_the_examples_are",
     "values_are_where_they_belong",
     "what_clients_keep_is_kept_wherever_they_are",
 ]

@@ -120,6 +120,50 @@ def test_a_population_is_no_cohort(kind):
         count(population(kind))
 
 
+def test_a_digest_is_of_the_examples_and_not_of_where_they_are():
+    kinds = ("in memory", "on disk", "on a mesh")
+    found = {kind: population(kind).digest for kind in KINDS}
+    assert len({found[kind] for kind in kinds}) == 1 and len(found["in memory"]) == 32
+    assert found["on nodes"] is None and found["of one's own"] is None
+    assert population("in memory").select(np.arange(len(POINTS))).digest == found["in memory"]
+
+
+SAME_BYTES = np.arange(6, dtype=np.float32).reshape(2, 3)
+# Clients that differ from [{"x": SAME_BYTES, "y": zeros}] * 2 in one thing each.
+TOLD_APART = {
+    "a bit": [{"x": SAME_BYTES, "y": np.zeros(2)}, {"x": SAME_BYTES, "y": np.array([0.0, -0.0])}],
+    "a name": [{"x": SAME_BYTES, "z": np.zeros(2)}] * 2,
+    "a dtype": [{"x": SAME_BYTES.view(np.int32), "y": np.zeros(2)}] * 2,
+    "a shape": [{"x": SAME_BYTES.reshape(2, 1, 3), "y": np.zeros(2)}] * 2,
+    "whose they are": [{"x": np.tile(SAME_BYTES, (2, 1))[:n], "y": np.zeros(n)} for n in (3, 1)],
+    "one client more": [{"x": SAME_BYTES, "y": np.zeros(2)}] * 3,
+}
+
+
+@pytest.mark.parametrize("kind", ["in memory", "on disk", "on a mesh"])
+def test_every_difference_has_another_digest(kind):
+    first = [{"x": SAME_BYTES, "y": np.zeros(2)}] * 2
+    digests = [KINDS[kind](clients).digest for clients in (first, *TOLD_APART.values())]
+    assert len(set(digests)) == 1 + len(TOLD_APART)
+    assert KINDS[kind]([dict(one) for one in first]).digest == digests[0]
+
+
+def test_every_row_of_every_client_counts():
+    """Also of many: a digest that looked at some of them let a run go on with other labels."""
+    labels = np.arange(3000) % 7
+    counts = [1, 1400, 599, 1000]
+
+    def digest(y):
+        return fg.population([{"y": part} for part in np.split(y, np.cumsum(counts)[:-1])]).digest
+
+    known = {digest(labels)}
+    for row in (0, 1, 2, 3, 1399, 1400, 1401, 1999, 2000, 2998, 2999):
+        changed = labels.copy()
+        changed[row] += 1
+        known.add(digest(changed))
+    assert len(known) == 12
+
+
 def test_sampling_within_jit():
     stored = population("in memory")
     drawn = jax.jit(lambda key: stored.sample(key, 5, 3))(KEY)

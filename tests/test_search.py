@@ -391,6 +391,49 @@ def test_more_rounds_go_on(setting, population, tmp_path):
     assert found.rounds.tolist() == [2, 2, 2]
 
 
+def relabeled(population):
+    """The same clients, of whom one has other labels."""
+    cohort, labels = population.everyone, np.array(population.everyone.store["y"])
+    labels[int(cohort.offset[3])] += 1
+    store = {**cohort.store, "y": jnp.asarray(labels)}
+    return replace(population, everyone=replace(cohort, store=store))
+
+
+def test_a_search_on_other_data_is_another_search(setting, population, tmp_path):
+    algorithm, options, evaluate = setting
+    others, grid = relabeled(population), {"server.learning_rate": [0.1, 0.3]}
+    kinds = dict(rounds=2, out=tmp_path, **options)
+    fg.grid_search(algorithm, population, grid, evaluate=evaluate, **kinds)
+    judged = fg.Evaluation({"loss": loss}, others)
+    for clients, by, says in (
+        (others, evaluate, r"\n  clients have other examples .*\n.*resume=\"other data\""),
+        (population, judged, r"\n  clients of the evaluation have other examples .*\n.*other data"),
+    ):
+        with pytest.raises(fg.FederatedError, match=says):
+            fg.grid_search(algorithm, clients, grid, evaluate=by, **kinds)
+    kinds |= {"out": fg.run_folder(tmp_path, resume="other data"), "rounds": 3}
+    found = fg.grid_search(algorithm, others, grid, evaluate=judged, **kinds)
+    assert found.rounds.tolist() == [3, 3]
+
+
+def test_a_second_search_in_a_folder_is_refused(setting, population, tmp_path):
+    algorithm, options, evaluate = setting
+    kinds = dict(trials=2, rounds=2, out=tmp_path, **options)
+
+    def judged(params):
+        if (tmp_path / "search.json").exists():
+            with pytest.raises(fg.FederatedError, match=r"Another training writes to .*this one"):
+                fg.random_search(algorithm, population, SPACE, evaluate=evaluate, **kinds)
+            refused.append(True)
+        return evaluate(params)
+
+    refused = []
+    fg.random_search(algorithm, population, SPACE, evaluate=judged, **kinds)
+    assert refused
+    again = fg.random_search(algorithm, population, SPACE, evaluate=evaluate, **kinds)
+    assert again.rounds.tolist() == [2, 2]  # the folder is free
+
+
 # --- what is wrong -------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Clients on disk: the numbers of a population in memory, of which only cohorts are in memory."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -125,7 +126,7 @@ def test_a_run_that_is_resumed(disk, tmp_path):
     train(LINE, disk, 3, out=tmp_path / "run")
     again = train(LINE, fg.stored(disk.folder.path), 8, out=tmp_path / "run")
     require_same(again, whole)
-    other = fg.store(tmp_path / "other", [jax.tree.map(lambda x: x + 1, c) for c in POINTS])
+    other = fg.store(tmp_path / "other", [*POINTS[:-1], {**POINTS[-1], "y": POINTS[-1]["y"] + 1}])
     with pytest.raises(fg.FederatedError, match="clients have other examples"):
         train(LINE, other, 9, out=tmp_path / "run")
 
@@ -387,6 +388,44 @@ def test_examples_keep_structure_and_dtypes(tmp_path):
     assert alone.select([1]).store.tolist()[:2] == [0, 1]
 
 
+def test_a_store_knows_the_digest_of_its_examples(tmp_path, monkeypatch):
+    path, header = tmp_path / "clients", tmp_path / "clients/store.json"
+    known = fg.store(path, POINTS).digest
+    assert known == MEMORY.digest == json.loads(header.read_text())["digest"]
+    monkeypatch.setattr(folder.Folder, "read", lambda *_: pytest.fail("it reads its files"))
+    assert fg.stored(path).digest == known
+
+
+def test_a_store_without_a_digest_is_read_for_it_once(tmp_path, monkeypatch):
+    """As an older version wrote it, whose stores open as before."""
+    path = tmp_path / "clients"
+    fg.store(path, POINTS)
+    changed(digest=None)(path)
+    monkeypatch.setattr(on_disk, "PORTION", 500)  # bytes: several portions
+    read, reads = folder.Folder.read, []
+    monkeypatch.setattr(folder.Folder, "read", lambda *a: reads.append(a) or read(*a))
+    clients = fg.stored(path)
+    assert clients.digest == clients.digest == MEMORY.digest
+    assert len(reads) > 3 and sum(len(index) for _, index, _ in reads) == len(POINTS)
+    monkeypatch.setattr(on_disk, "EVERYONE", 10)
+    with pytest.warns(RuntimeWarning, match=r"GiB of .*clients are read.*no digest.*rsync -a"):
+        assert fg.stored(path).digest == MEMORY.digest
+
+
+def test_a_store_that_was_changed_has_another_digest(tmp_path):
+    """Though its header says what it was."""
+    path = tmp_path / "clients"
+    known = fg.store(path, POINTS).digest
+    labels = np.memmap(path / "leaf1.bin", np.float32, "r+")
+    labels[len(labels) // 2] += 1
+    labels.flush()
+    later = (path / "store.json").stat().st_mtime_ns + 1
+    os.utime(path / "leaf1.bin", ns=(later, later))  # clocks of file systems are coarse
+    assert fg.stored(path).digest != known
+    shutil.copytree(path, tmp_path / "copy")  # with its times
+    assert fg.stored(tmp_path / "copy").digest == fg.stored(path).digest
+
+
 def test_names_and_what_it_is_about(tmp_path, disk):
     with Writer(tmp_path / "named", about={"vocabulary": ["a", "b"]}) as writer:
         for name in ("Anna", "B\nb", "Ö"):
@@ -504,6 +543,8 @@ BROKEN = {
         changed(leaves=[{"name": "", "file": "leaf0.bin", "dtype": "int32", "shape": [1.5]}]),
         r"broken: store\.json is damaged",
     ),
+    "odd digest": (changed(digest="x"), r"broken: store\.json is damaged"),
+    "no digest": (changed(digest=7), r"broken: store\.json is damaged"),
     "odd tree": (changed(tree="x"), r"broken: store\.json is damaged"),
     "another tree": (changed(tree={"dict": {"x": 0, "y": 0}}), r"damaged.*tree has other leaves"),
     "no end": (changed(clients=float("inf")), r"broken: store\.json is damaged"),

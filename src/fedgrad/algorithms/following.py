@@ -141,7 +141,7 @@ def following(
             sensitivity=ahead.none_yet(inner, raw) if parallel or ahead.rounds > 1 else None,
             fallback=inner if guard is not None and parallel else None,
             proven=nothing_proven(raw) if paired else None,
-            first_loss=jnp.float32(jnp.inf),
+            first_loss=jnp.asarray(jnp.inf, float),
             rounds=zero,
             rejected=zero,
         )
@@ -162,7 +162,7 @@ def following(
             learned=choose(ready, moved, state.learned),
             optimizer=choose(ready, kept, state.optimizer),
             sensitivity=seen.sensitivity,
-            first_loss=jnp.where(known, state.first_loss, jnp.float32(first)),
+            first_loss=jnp.where(known, state.first_loss, jnp.asarray(first, float)),
             rounds=state.rounds + 1,
         )
         rejected = jnp.int32(0)

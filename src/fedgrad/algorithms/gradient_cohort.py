@@ -103,7 +103,7 @@ class GradientCohort:
             value = own(params)
             with jax.named_scope("loss of the model, weighted"):
                 total = mean(value, weights=examples.count, at=at, empty=jnp.nan)
-                known = sum_(examples.count > 0, at) > 0  # a sum of counts could wrap
+                known = sum_(_as_weight(examples.count), at) > 0
             if before is None:
                 return total, (known, None)
             with jax.named_scope("comparison with the model before"):
@@ -113,13 +113,18 @@ class GradientCohort:
         return gradient_loss
 
 
+def _as_weight(count: jax.Array) -> jax.Array:
+    """A number of examples as `fg.mean` sums it up, so that the sum is not sent twice."""
+    return count.astype(int).astype(float)
+
+
 def _compared(value: jax.Array, before: jax.Array, count: jax.Array, at: Placement) -> Comparison:
     """All that the server learns are sums."""
     weight = count.astype(value.dtype)
     pair = {"difference": value - before, "before": before}
     first = sum_({n: weight * x for n, x in pair.items()}, at)
     second = sum_({n: weight**2 * jnp.stack([x, x**2]) for n, x in pair.items()}, at)
-    total, squares = sum_(weight, at), sum_(weight**2, at)
+    total, squares = sum_(_as_weight(count), at).astype(value.dtype), sum_(weight**2, at)
     means = {n: x / total for n, x in first.items()}
 
     clients = total**2 / squares  # so many of equal weight would tell as much

@@ -23,8 +23,8 @@ class Horizon:
     """Over how many rounds `fg.self_tuning` follows what a hyperparameter does.
 
     `rounds`: about how many; 1 is the last one alone. Every round takes the sensitivity of the
-    whole state along, times `discount` = 1 - 1/rounds, so infinitely many is exact: the derivative
-    through all rounds so far. `through`: "all" of a round, clients too, which sends them one more
+    whole state along, times `discount` = 1 - 1/rounds, so infinitely many is the derivative through
+    all rounds so far: exact, unless one of them is at a corner (see docs/self-tuning.md). `through`: "all" of a round, clients too, which sends them one more
     model down and up for each number that is learned; or only the "server", as if what clients
     answer did not depend on the model: it sends nothing more.
     """
@@ -99,9 +99,9 @@ class Horizon:
         return apart(round, state, dependent, (CLIENTS.name,))
 
     def usable(self, sensitivity: Any) -> Any:
-        """Without what is not finite, which would stay so for ever. NaN is mostly a kink (the root
-        of 0, of a distance that is 0 at first) of which a state knows that it does not matter;
-        what has grown to infinity is of no use, nor is the rest of it."""
+        """Without what is not finite, which would stay so for ever. NaN is mostly a place where JAX
+        has no derivative (a power of 0) and a state knows that it does not matter; what has grown
+        to infinity is of no use, nor is the rest of it."""
         if self.rounds == 1 or sensitivity is None:
             return sensitivity
         return {name: _finite(one) for name, one in sensitivity.items()}

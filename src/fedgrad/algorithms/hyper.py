@@ -49,8 +49,10 @@ class Schedule(NoNumber):
 
     def at(self, round: Any) -> Any:
         """Its number of a round. Schedules of optax count on promotion."""
+        # Divided, an int32 is a float32; under x64 schedules are as exact as other numbers.
+        number = round if isinstance(round, int) else jnp.asarray(round, int)
         with promoting():
-            return self.value(round)
+            return self.value(number)
 
     def values(self, rounds: int) -> np.ndarray:
         """Its numbers of so many rounds, also while something is traced."""

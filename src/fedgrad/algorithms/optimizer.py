@@ -14,8 +14,9 @@ import optax
 
 from fedgrad.algorithms.hyper import at, with_schedules
 from fedgrad.algorithms.parametrization import DEFAULT_BOUNDS
+from fedgrad.algorithms.roots import with_roots_of_zero
 from fedgrad.core.errors import ArgumentError
-from fedgrad.core.primitives import promoting
+from fedgrad.core.primitives import promoting, wide
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,9 +148,10 @@ def _content(cell: types.CellType) -> Any:
 
 
 def start_of(made: optax.GradientTransformation, params: Any) -> Any:
-    """The first state of an optimizer."""
+    """The first state of an optimizer, in nothing narrower than float32: in float16 the small
+    numbers of most are 0 (1e-8), and squares of gradients are 0 or infinite."""
     with promoting():
-        return made.init(params)
+        return made.init(_widened(params))
 
 
 def apply(
@@ -159,11 +161,21 @@ def apply(
     params: Any,
     **extra: Any,
 ) -> tuple[Any, Any]:
-    """One step: (params, state), both of the dtypes that they had."""
+    """One step: (params, state), both of the dtypes that they had. It is computed in nothing
+    narrower than float32, and has a derivative where the optimizer takes the root of 0."""
+    update = with_roots_of_zero(made.update)
     with promoting():
-        updates, new = made.update(gradient, state, params, **extra)
+        updates, new = update(_widened(gradient), state, _widened(params), **extra)
         params = optax.apply_updates(params, updates)
     return params, jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, state)
+
+
+def _widened(tree: Any) -> Any:
+    def widened(leaf: Any) -> Any:
+        dtype = jnp.result_type(leaf)
+        return leaf if wide(dtype) == dtype else leaf.astype(wide(dtype))
+
+    return jax.tree.map(widened, tree)
 
 
 def _is_float(value: Any) -> bool:

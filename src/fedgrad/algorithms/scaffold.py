@@ -15,7 +15,7 @@ from fedgrad.algorithms.named import named
 from fedgrad.algorithms.objective import Loss
 from fedgrad.algorithms.optimizer import optimizer
 from fedgrad.core.graph import CLIENTS
-from fedgrad.core.primitives import promoting
+from fedgrad.core.primitives import accumulator, promoting
 from fedgrad.core.program import broadcast, program, sum
 from fedgrad.core.types import Hyper, Key, Params
 
@@ -64,7 +64,7 @@ def scaffold(
 
     def client_init(params: Params, clients: int) -> ScaffoldClient:
         zeros = jax.tree.map(lambda leaf: jnp.zeros_like(jnp.asarray(leaf)), params)
-        return ScaffoldClient(zeros, jnp.asarray(1 / clients, jnp.float32))
+        return ScaffoldClient(zeros, jnp.asarray(1 / clients, accumulator(zeros)))
 
     @program(cohort=CLIENTS, client_state=CLIENTS)
     def round(

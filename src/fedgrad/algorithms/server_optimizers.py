@@ -121,5 +121,6 @@ def _follow_product(
 
 
 def _dot(a: Any, b: Any) -> jax.Array:
-    products = jax.tree.map(lambda x, y: jnp.sum(x * y).astype(accumulator(a)), a, b)
-    return sum(jax.tree.leaves(products), start=jnp.zeros((), accumulator(a)))
+    dtype = accumulator(a)
+    products = jax.tree.map(lambda x, y: jnp.sum(x.astype(dtype) * y.astype(dtype)), a, b)
+    return sum(jax.tree.leaves(products), start=jnp.zeros((), dtype))

@@ -100,7 +100,9 @@ def add_run(command: argparse.ArgumentParser) -> Any:
     group = command.add_argument_group("the run")
     add = group.add_argument
     add("--eval-every", type=read.whole, metavar="ROUNDS", help="default: 20 times in a run")
-    add("--restart", action="store_true", help="do not go on with what is in --out")
+    again = group.add_mutually_exclusive_group().add_argument
+    again("--restart", action="store_true", help="do not go on with what is in --out")
+    again("--other-data", action="store_true", help="go on with it on other examples")
     add("--open", action="store_true", help="show the report in a browser while it trains")
     read.add_output(command)
     return group
@@ -190,7 +192,7 @@ class Trained:
             evaluate={who: evaluation},
             out=run_folder(
                 out,
-                resume=not options.restart,
+                resume="other data" if options.other_data else not options.restart,
                 config={self.asked.word: config},
                 open=options.open and out.name != "fixed",  # that is shown beside the other
             ),
@@ -215,7 +217,10 @@ def reporting(folder: Path, keep: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except RunFolderError as error:
-        error.add_note("(On the command line, out= is --out and resume=False is --restart.)")
+        error.add_note(
+            "(On the command line, out= is --out, resume=False is --restart and "
+            'resume="other data" is --other-data.)'
+        )
         raise
     except KeyboardInterrupt as stopped:
         with suppress(FederatedError):  # perhaps there is nothing to report yet

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.clients.digest import bytes_of
 from fedgrad.clients.padding import MOST, fill
 from fedgrad.clients.stored import (
     COUNTS,
@@ -24,7 +25,6 @@ from fedgrad.clients.stored import (
     NAMES,
     VERSION,
     Leaf,
-    bytes_of,
     keeps,
     rebuilt,
 )
@@ -50,6 +50,7 @@ class Folder:
     tree: Any  # the structure of the examples, with the number of a leaf in each place
     named: bool
     about: dict[str, Any]
+    digest: str | None  # of all examples, where the header has it
 
     @staticmethod
     def of(path: str | os.PathLike[str]) -> "Folder":
@@ -70,6 +71,7 @@ class Folder:
             clients, examples = int(header["clients"]), int(header["examples"])
             checksum, tree = header["counts_crc32"], rebuilt(header["tree"])
             named, about = bool(header["named"]), dict(header["about"])
+            digest = None if header.get("digest") is None else bytes.fromhex(header["digest"]).hex()
             if sorted(jax.tree.leaves(tree)) != list(range(len(leaves))):
                 raise ValueError("its tree has other leaves")
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -96,10 +98,11 @@ class Folder:
             raise _broken(folder, f"{COUNTS} is damaged")
         if counts.max() > MOST:
             raise _broken(folder, f"a client has more than {MOST:,} examples")
-        offsets = np.cumsum(counts) - counts
-        return Folder(
-            folder, counts.astype(np.int32), offsets, leaves, tuple(stamps[1:]), tree, named, about
-        )
+        if (folder / HEADER).stat().st_mtime_ns < max(stamps):
+            digest = None  # somebody has changed what it is of, or copied the files one by one
+        offsets, written = np.cumsum(counts) - counts, tuple(stamps[1:])
+        known = (leaves, written, tree, named, about, digest)
+        return Folder(folder, counts.astype(np.int32), offsets, *known)
 
     @property
     def row_bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.clients import digest as hashing
 from fedgrad.clients import sampling
 from fedgrad.clients.ahead import Ahead
 from fedgrad.clients.cohort import Cohort
@@ -17,7 +18,7 @@ from fedgrad.clients.folder import Folder, Unreadable
 from fedgrad.clients.in_memory import everywhere
 from fedgrad.clients.population import Population, require_clients
 from fedgrad.clients.stored import Writer
-from fedgrad.core.errors import CohortError, StoreError, known_arguments
+from fedgrad.core.errors import CohortError, StoreError, known_arguments, warn
 from fedgrad.core.types import Key
 
 PORTION = 64 * 2**20  # bytes of examples that are worked on together, where all clients are
@@ -123,8 +124,26 @@ class OnDisk(Population):
         with closing(Cohorts(self, Ahead(load, last=len(starts) - 1))) as portions:
             yield from map(portions, range(len(starts)))
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """A digest of every example: what the header says, or else all files are read for it."""
+        if self.folder.digest is not None:
+            return self.folder.digest
+        if self.bytes > EVERYONE:
+            warn(
+                f"All {self.bytes / 2**30:.1f} GiB of {self.folder.path} are read, to tell its "
+                "examples from others: its store.json has no digest of them, or is older than they "
+                "are. fg.store writes one, and `cp -p` and `rsync -a` keep it."
+            )
+        found, size = bytearray(), self._together()
+        for start in range(0, len(self), size):
+            with _told():
+                part = self._load(np.arange(start, min(start + size, len(self)), dtype=np.int32))
+            found += hashing.of_each(jax.tree.leaves(part.store), part.offset, part.count)
+        return hashing.of_all((leaf.kind for leaf in self.folder.leaves), found)
+
     def some_data(self) -> list[np.ndarray]:
-        """The first example of a few clients, and how many everybody has."""
+        """Return the first example of a few clients, and how many everybody has."""
         few = np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(np.int32))
         with _told():
             found = self.folder.read(few, int(self.counts[few].sum()))

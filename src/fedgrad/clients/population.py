@@ -71,8 +71,14 @@ class Population(ClientData):
         """Cohorts that are all clients together: one, or each small enough for a device."""
         yield self.everyone
 
+    @property
+    def digest(self) -> str | None:
+        """A digest of every example, by which a run that is resumed knows its data; None if they
+        cannot be read, as on nodes: then only the number of clients is compared."""
+        return None
+
     def some_data(self) -> list[np.ndarray]:
-        """Some rows of the data, which tell it from another population, where they can be read."""
+        """Return the few rows by which checkpoints know their data that have no digest of it."""
         return []
 
     def begin(self, one: Any) -> Any:
@@ -120,8 +126,13 @@ class Stored(Population):
     def cohort(self, index: Any) -> Cohort:
         """The cohort of these clients, who exist; an index may be traced."""
 
+    @property
+    def digest(self) -> str | None:
+        """A digest of every example."""
+        return self.everyone.digest
+
     def some_data(self) -> list[np.ndarray]:
-        """All of them could take longer than a short training."""
+        """Return every n/1000th row."""
         stored = jax.tree.leaves(self.everyone.store)
         if not all(leaf.is_fully_addressable for leaf in stored):
             return []

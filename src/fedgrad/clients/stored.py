@@ -4,6 +4,7 @@ A folder has `store.json`, which says what there is; `counts.bin`, how many exam
 has, as 64-bit integers; and for each leaf of the examples a file with the rows of all clients, one
 after another, as they are in memory (little-endian): `np.memmap(file, dtype, shape=(rows, *shape))`
 reads it too. Clients who were given names have those in `names.txt`, a JSON string in each line.
+`store.json` has a digest of all examples (`digest.py`), unless an older version wrote it.
 """
 
 import json
@@ -22,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.clients import digest
 from fedgrad.clients.in_memory import count_of, read_client
 from fedgrad.core.errors import CohortError, StoreError
 from fedgrad.core.lossless import extremes
@@ -47,6 +49,11 @@ class Leaf:
         """Of one example."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
+    @property
+    def kind(self) -> str:
+        """For the digest of all examples."""
+        return digest.kind(self.name, self.dtype, self.shape)
+
 
 class Writer:
     """Writes clients into a folder, in the memory of one of them.
@@ -66,6 +73,7 @@ class Writer:
         self.path = Path(path)
         self.about = dict(about or {})
         self.counts: list[int] = []
+        self.digests = bytearray()  # of each client
         self.leaves: list[Leaf] = []
         self.ends: dict[int, Any] = {}  # by leaf, as in `Leaf`
         self.first: Any = None  # the first client's examples, without any
@@ -122,7 +130,7 @@ class Writer:
                 )
         try:
             for file, array in zip(self.files, jax.tree.leaves(arrays), strict=True):
-                file.write(bytes_of(np.ascontiguousarray(array)))
+                file.write(digest.bytes_of(np.ascontiguousarray(array)))
             if name is not None:
                 self.names.write(json.dumps(name).encode() + b"\n")
         except OSError as error:
@@ -133,6 +141,7 @@ class Writer:
                 least, most = self.ends.get(i, (low, high))
                 self.ends[i] = min(least, low), max(most, high)
         self.counts.append(count)
+        self.digests += digest.of_each(jax.tree.leaves(arrays), [0], [count])
 
     def _begin(self, arrays: Any, named: bool) -> None:
         self.tree = _described(arrays)
@@ -178,6 +187,7 @@ class Writer:
                 for i, x in enumerate(self.leaves)
             ],
             "about": self.about,
+            "digest": digest.of_all((leaf.kind for leaf in self.leaves), self.digests),
         }
         # The header comes last: what has none does not open.
         for name, content in ((COUNTS, counts), (HEADER, json.dumps(header, indent=1).encode())):
@@ -224,11 +234,6 @@ def keeps(dtype: np.dtype[Any]) -> bool:
 
 def _unwritable(path: Path, error: OSError) -> StoreError:
     return StoreError.here(f"{path} cannot be written: {error.strerror or error}.")
-
-
-def bytes_of(array: np.ndarray) -> memoryview:
-    """The bytes of a contiguous array, to be read or written."""
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _described(tree: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.clients import digest
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.examples import Examples
 from fedgrad.clients.in_memory import joined, read_clients
@@ -74,6 +75,12 @@ class ShardedPopulation(Stored):
     offsets: np.ndarray
     device: np.ndarray  # of each client: on which one, along the axis
     executor: Executor = field()
+    known: str | None = None  # the digest of all examples, where no process has all of them
+
+    @property
+    def digest(self) -> str | None:
+        """A digest of every example."""
+        return self.known or super().digest
 
     def cohort(self, index: Any) -> Cohort:
         """With seats on the devices that have their examples."""
@@ -118,7 +125,8 @@ def population(own: Sequence[Any], devices: Devices, executor: Executor) -> Popu
     index, seats = np.arange(len(sizes), dtype=np.int32), _seats(device, sizes, devices.count)
     store = jax.tree_util.tree_map_with_path(stored, *own)
     everyone = ShardedCohort(store, start_row, sizes, index, capacity, seats, devices)
-    return ShardedPopulation(everyone, sizes, start_row, device, executor)
+    known = _digest(own, sizes[start:], devices) if len(devices.devices_of) > 1 else None
+    return ShardedPopulation(everyone, sizes, start_row, device, executor, known)
 
 
 def shard(own: Any, devices: Devices) -> Any:
@@ -181,6 +189,19 @@ def _all_clients(
     every = np.concatenate([rows[:n] for rows, n in tables])
     before = list(devices.devices_of).index(jax.process_index())
     return every[:, 0], every[:, 1], int(numbers[:before].sum())
+
+
+def _digest(own: list[Any], sizes: np.ndarray, devices: Devices) -> str:
+    """The digest of all processes' clients. They meet here and not when it is asked for, which
+    perhaps only one of them does."""
+    named, _ = jax.tree_util.tree_flatten_with_path(own[0])
+    kinds = [digest.kind(jax.tree_util.keystr(p), x.dtype, x.shape[1:]) for p, x in named]
+    each = [digest.of_each(jax.tree.leaves(c), [0], [n]) for c, n in zip(own, sizes, strict=False)]
+    numbers = gather(devices, np.array([len(own)], np.int32))[:, 0].tolist()
+    table = np.zeros((max(numbers), digest.SIZE), np.uint8)
+    table[: len(own)] = np.frombuffer(b"".join(each), np.uint8).reshape(len(own), -1)
+    every = zip(gather(devices, table), numbers, strict=True)
+    return digest.of_all(kinds, b"".join(rows[:n].tobytes() for rows, n in every))
 
 
 def _seats(device: np.ndarray, count: np.ndarray, devices: int) -> np.ndarray:

@@ -12,7 +12,8 @@ from fedgrad.show.numbers import plural
 from fedgrad.training.config import called
 
 # What says nothing to a reader: digests, versions, and what the curves show.
-SILENT = ("state", "versions", "first_state", "first_key", "planned", "populations", "config")
+SILENT: tuple[str, ...] = ("state", "versions", "first_state", "first_key", "planned", "config")
+SILENT += ("populations", "evaluations")
 DIGESTS = ("program", "schedules", "round")
 
 

@@ -67,19 +67,23 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     write_whole(folder / NAME, _pack(arrays, description), folder / PREVIOUS)
 
 
-def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | None:
-    """The checkpoint in a folder, if there is one. It must be of a run of this config, whose first
-    state (`template`) gives the structure."""
+def load(
+    folder: Path, template: Any, config: dict[str, Any], other_data: bool = False
+) -> Checkpoint | None:
+    """The checkpoint in a folder, if there is one. It must be of a run of this config (but for its
+    data, with `other_data`), whose first state (`template`) gives the structure."""
     path = newest(folder)
     if path is None:
         return None
     arrays, description = read(path)
-    different = differences(description["config"], config)
+    different = differences(description["config"], config, other_data)
     if different:
+        others = 'If they are meant to be others, give resume="other data" to fg.run_folder. '
+        only_data = not differences(description["config"], config, other_data=True)
         raise RunFolderError.here(
             f"{path} is of another run:\n  " + "\n  ".join(different) + "\nTo go on with that run, "
-            "call fg.fit as it was called then. For a new one choose another out=, or give "
-            "resume=False to write over it."
+            f"call fg.fit as it was called then. {others if only_data else ''}For a new one choose "
+            "another out=, or give resume=False to write over it."
         )
     kept = [kind["name"] for kind in description["state"]]
     template = _left(template, set(kept))

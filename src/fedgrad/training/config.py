@@ -20,10 +20,12 @@ from fedgrad.core.trace import struct
 from fedgrad.core.types import State
 from fedgrad.federation.protocol.values import NodeValue
 from fedgrad.training.course import Course, Draw
+from fedgrad.training.evaluation import Evaluations
 from fedgrad.training.log import plain
 
 # May differ between a run and its continuation: how long, and what it runs on.
 FREE = ("rounds", "planned", "versions")
+DATA = ("populations", "evaluations")
 # Where these differ, what a round takes and keeps does, too.
 ANOTHER_STATE = tuple(
     f"algorithm.{name}" for name in ("name", "learns", "tuning.", "finds", "average", "schedules.")
@@ -63,16 +65,21 @@ def describe(course: Course, state: State, settings: Mapping[str, Any]) -> dict[
         "state": leaves(state),
         "first_state": _digest([_content(leaf) for leaf in jax.tree.leaves(state)]),
         "fixed": _fixed(algorithm.loss),
-        "populations": {name: _population(clients) for name, clients in course.populations.items()},
+        "populations": {
+            name: {**_data(clients), **_rows(clients)}
+            for name, clients in course.populations.items()
+        },
         "first_key": _digest([_content(draw.key)]),
         "versions": {name: version(name) for name in ("fedgrad", "jax", "jaxlib", "numpy")},
         **settings,
     }
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions, as sentences."""
-    old, new = names_of.paths(then), names_of.paths(now)
+def differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], other_data: bool = False
+) -> list[str]:
+    """What differs between two descriptions, as sentences; with `other_data`, beside their data."""
+    old, new = (names_of.paths(_comparable(one, then, now)) for one in (then, now))
     free = list(FREE)
     if then.get("versions") != now.get("versions"):
         # Other versions write the same program in other words, and round in other places.
@@ -91,6 +98,11 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if old.get(name) != new.get(name)
         and not any(name == f or name.startswith(f"{f}.") for f in free)
     ]
+    if other_data:
+        meant = [n for n in found if n.startswith(DATA) and _in_both(n, old, new)]
+        if any(n.startswith("populations.") for n in meant):
+            meant.append("algorithm.program")  # which is another one for more examples
+        found = [n for n in found if n not in meant]
     if any(n.startswith(ANOTHER_STATE) for n in found):
         # It has other rounds, another state and other cohorts: that needs not be said, too.
         found = [n for n in found if n != "algorithm.round" and not _comes_along(n, old, new)]
@@ -105,7 +117,34 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for n in told
     ]
     # A digest differs for any reason: it says something where nothing else does.
-    return said + [f"{words}." for n in found if (words := _digests(n)) and not _known(n, found)]
+    digests = {n: words for n in found if (words := _digests(n)) and not _known(n, found)}
+    for n in digests:
+        if n.startswith(DATA) and not (n in old and n in new):
+            digests[n] = f"whether {_whose(n)} have the examples of the checkpoint is not known"
+    return said + [f"{words}." for words in digests.values()]
+
+
+def _comparable(one: Mapping[str, Any], then: Mapping[str, Any], now: Mapping[str, Any]) -> Any:
+    """A description, of whose data only that is left which two runs can be compared by: the
+    evaluations that both have; and digests of all examples, or of some rows where an older version
+    wrote the checkpoint, which knew no others."""
+    both = then.get("evaluations", {}).keys() & now.get("evaluations", {}).keys()
+    known = any("digest" in told for told in then.get("populations", {}).values())
+    left_out = "data" if known else "digest"
+    return {
+        **one,
+        "evaluations": {name: one["evaluations"][name] for name in sorted(both)},
+        "populations": {
+            name: {what: value for what, value in told.items() if what != left_out}
+            for name, told in one.get("populations", {}).items()
+        },
+    }
+
+
+def _in_both(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether both runs have the clients that this is said of."""
+    clients = f"{name.rpartition('.')[0]}.clients"
+    return clients in old and clients in new
 
 
 def _comes_along(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
@@ -117,8 +156,8 @@ def _comes_along(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> b
 def _digests(name: str) -> str:
     """What it means that this digest differs; nothing, if it is not one."""
     parts = name.split(".")
-    if parts[0] == "populations" and parts[-1] == "data":
-        return f"{_whose(parts[1])} have other examples than those of the checkpoint"
+    if parts[0] in DATA and parts[-1] in ("data", "digest"):
+        return f"{_whose(name)} have other examples than those of the checkpoint"
     if parts[0] == "fixed":
         array = name.removeprefix("fixed.")
         return f"the array {array} of fg.with_fixed is another one than in the checkpoint"
@@ -145,7 +184,7 @@ def _known(digest: str, found: list[str]) -> bool:
             "fixed.",
         ),
         "first_state": ("algorithm.", "state."),
-    }.get(digest, (digest.removesuffix("data"),))
+    }.get(digest, (digest.removesuffix("data").removesuffix("digest"),))
     return any(name.startswith(why) for name in found if name != digest)
 
 
@@ -154,13 +193,10 @@ def called(name: str) -> str:
     group, _, rest = name.partition(".")
     if group == "state":
         return rest
-    if group == "populations":
-        who, _, what = rest.partition(".")
-        return (
-            f"number of {what} of {_whose(who)}"
-            if what == "examples"
-            else f"number of {_whose(who)}"
-        )
+    if group in DATA:
+        what = name.rpartition(".")[2]
+        words = {"examples": "number of examples of ", "held_out": "examples held out of "}
+        return words.get(what, "number of ") + _whose(name)
     if group == "algorithm":
         side, _, what = rest.partition(".")
         if rest.startswith("tuning.form."):
@@ -170,8 +206,13 @@ def called(name: str) -> str:
     return name if rest else name.replace("_", " ")
 
 
-def _whose(cohort: str) -> str:
-    return "clients" if cohort == "cohort" else f"clients of {cohort}"
+def _whose(name: str) -> str:
+    """Whom `populations.NAME.digest` or `evaluations.NAME.digest` is of."""
+    group, _, rest = name.partition(".")
+    who = rest.rpartition(".")[0]
+    if group == "evaluations":
+        return f"clients of the evaluation {who!r}" if who else "clients of the evaluation"
+    return "clients" if who == "cohort" else f"clients of {who}"
 
 
 def _said(value: Any) -> str:
@@ -229,12 +270,27 @@ def _shown(values: np.ndarray) -> str:
     return f"a schedule, {first} in rounds 0, {', '.join(map(str, rounds))}"
 
 
-def _population(clients: Population) -> dict[str, Any]:
-    found: dict[str, Any] = {"clients": len(clients)}
+def judged_by(evaluations: Evaluations) -> dict[str, Any]:
+    """The data of evaluations by name, as far as they have any."""
+    return {
+        name: {**_data(one.of), "held_out": None if one.held_out is None else str(one.held_out)}
+        for name, one in evaluations.by_name.items()
+        if one.program is not None
+    }
+
+
+def _data(clients: Any) -> dict[str, Any]:
+    """What tells a population or a cohort from others."""
+    return {"clients": len(clients), "digest": getattr(clients, "digest", None)}
+
+
+def _rows(clients: Population) -> dict[str, Any]:
+    """What checkpoints say of a population that have no digest of all examples."""
+    found: dict[str, Any] = {}
     if clients.counts is not None:
         found["examples"] = int(clients.counts.sum())
-    if data := clients.some_data():
-        found["data"] = _digest([_content(x) for x in data])
+    if rows := clients.some_data():
+        found["data"] = _digest([_content(x) for x in rows])
     return found
 
 

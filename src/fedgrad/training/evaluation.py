@@ -53,7 +53,7 @@ class Evaluation:
         per_client: bool = False,
     ) -> None:
         require_whole("every", every)
-        self.every, self.per_client = every, per_client
+        self.every, self.per_client, self.held_out = every, per_client, held_out
         self.metrics = tuple(metrics) if isinstance(metrics, Mapping) else None  # by name
         self.program: Program | None = None
         if clients is None:

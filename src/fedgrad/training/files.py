@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import secrets
+from datetime import datetime
 from pathlib import Path
 
 from fedgrad.core.errors import FederatedError
@@ -28,7 +30,8 @@ def write_whole(path: Path, content: bytes, previous: Path | None = None) -> Non
 
     The old one is kept as `previous` if that is given.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
+    # A name of its own: reports of one run may be written by several processes.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
@@ -45,8 +48,23 @@ def write_whole(path: Path, content: bytes, previous: Path | None = None) -> Non
         raise RunFolderError.here(
             f"Cannot write {path} ({len(content):,} bytes): {error.strerror}. "
             + (f"What was written before is untouched: {older[0]}. " if older else "")
-            + "Make room, or choose another folder, and run it again."
+            + (
+                f"Was {path.parent} removed meanwhile? Run it again."
+                if isinstance(error, FileNotFoundError)
+                else "Make room, or choose another folder, and run it again."
+            )
         ) from error
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what a process left that was killed while it wrote this file. Nobody writes it now."""
+    for left in path.parent.glob(f"{path.name}.*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def now() -> str:
+    """Return the date and the time, as ISO has it."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _sync(folder: Path) -> None:

@@ -19,7 +19,7 @@ from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.show.numbers import plural
 from fedgrad.show.terminal import monospace
 from fedgrad.training.best import Best
-from fedgrad.training.config import brief, describe
+from fedgrad.training.config import brief, describe, judged_by
 from fedgrad.training.course import Course
 from fedgrad.training.curves import changes, curves, span
 from fedgrad.training.evaluation import Evaluate, Evaluations
@@ -136,11 +136,12 @@ def fit(
                 "rounds": rounds,
                 "planned": rounds,
                 "config": folder.config,
+                "evaluations": judged_by(evaluations),
             }
             kept = Keeping(folder, describe(course, first, settings))
         interrupts = stack.enter_context(Interrupts())
-        found = kept.begin(first, rounds)
         stack.callback(kept.close)
+        found = kept.begin(first, rounds)
         about = brief(course, rounds)
         for callback in callbacks:
             getattr(callback, "begin", lambda *_: None)(found.history, about)

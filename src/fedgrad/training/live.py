@@ -10,7 +10,6 @@ import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from fedgrad.core.errors import warn
 from fedgrad.core.types import Params
-from fedgrad.training.files import RunFolderError, write_whole
+from fedgrad.training.files import RunFolderError, now, write_whole
 from fedgrad.training.history import History
 
 NAME = "status.json"
@@ -87,7 +86,7 @@ class Live:
         if self.folder is None:
             return
         begin = time.monotonic()
-        seen = Seen(self.folder, history, self.config, replace(status, written=_now()))
+        seen = Seen(self.folder, history, self.config, replace(status, written=now()))
         with harmless(self.folder) as failed:
             write_whole(self.folder / NAME, json.dumps(asdict(seen.status), indent=1).encode())
             for report in _reports if self.reports else ():
@@ -125,7 +124,7 @@ def live(
     """What shows a run, which begins now or goes on, with a report that says so."""
     earlier = read_status(folder) if len(history) else None
     size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
-    status = Status(earlier.began if earlier else _now(), rounds, size)
+    status = Status(earlier.began if earlier else now(), rounds, size)
     shown = Live(folder, config, status, report, open)
     shown.show(history)
     shown.due = 0.0  # the first round is worth telling
@@ -138,7 +137,3 @@ def read_status(folder: Path) -> Status | None:
         return Status(**json.loads((folder / NAME).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

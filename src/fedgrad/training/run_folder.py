@@ -5,9 +5,10 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -18,12 +19,20 @@ from fedgrad.federation.protocol.values import NodeValue, handles
 from fedgrad.training import checkpoint
 from fedgrad.training.best import Best
 from fedgrad.training.checkpoint import Checkpoint
-from fedgrad.training.files import SEARCH, RunFolderError, make_folder, write_whole
+from fedgrad.training.files import (
+    SEARCH,
+    RunFolderError,
+    make_folder,
+    remove_unfinished,
+    write_whole,
+)
 from fedgrad.training.history import History
 from fedgrad.training.live import Live, live
+from fedgrad.training.lock import locked
 from fedgrad.training.log import Log
 
 CHECKPOINT_SECONDS = 30.0
+OTHER_DATA = "other data"  # what resume= says of examples that are meant to be others
 SHARE = 50  # saving may take one part in so many of the time
 
 
@@ -34,7 +43,9 @@ class RunFolder:
 
     The checkpoint is written every so many rounds (by default about twice a minute), at the end,
     and when training is interrupted. With `resume`, a run that finds its own checkpoint there goes
-    on from it, and ends exactly as if it had never been interrupted. `config` is written into
+    on from it, and ends exactly as if it had never been interrupted. A checkpoint of a run on other
+    examples is refused, unless `resume="other data"` says that they are meant to be others; with
+    `resume=False` a new run writes over what is there. `config` is written into
     config.json too. `report.html` shows the run from its first rounds on (unless `report` is
     False), and follows it in a browser, which is opened with `open`.
     """
@@ -42,7 +53,7 @@ class RunFolder:
     path: str | os.PathLike[str]
     _: KW_ONLY
     every: int | None = None
-    resume: bool = True
+    resume: bool | Literal["other data"] = True
     config: Mapping[str, Any] = field(default_factory=dict)
     report: bool = True
     open: bool = False
@@ -51,6 +62,10 @@ class RunFolder:
         if not isinstance(self.path, str | os.PathLike):
             raise ArgumentError.here(
                 f'out= takes a folder, such as out="runs/1", got {self.path!r}.'
+            )
+        if not isinstance(self.resume, bool) and self.resume != OTHER_DATA:
+            raise ArgumentError.here(
+                f'fg.run_folder(resume={self.resume!r}): write True, False or "{OTHER_DATA}".'
             )
         if self.open and not self.report:
             raise ArgumentError.here("open=True opens the report, which report=False leaves out.")
@@ -73,6 +88,7 @@ class Keeping:
         self.writes = folder is not None and jax.process_index() == 0
         self.saved, self.due = -1, time.monotonic() + CHECKPOINT_SECONDS
         self.log: Log | None = None
+        self.lock = ExitStack()
         # What nodes have of the checkpoint, and of the one before it.
         self.states: tuple[list[NodeValue], ...] = ()
 
@@ -86,7 +102,13 @@ class Keeping:
             return at
         path = make_folder(self.folder.path)
         _require_ours(path)
-        found = checkpoint.load(path, state, self.config) if self.folder.resume else None
+        if self.writes:
+            self.lock.enter_context(locked(path))
+            remove_unfinished(path / checkpoint.NAME)
+        other_data = self.folder.resume == OTHER_DATA
+        found = None
+        if self.folder.resume:
+            found = checkpoint.load(path, state, self.config, other_data)
         if found is not None:
             self.saved, at = found.round, found
             self.config["planned"] = found.config.get("planned", found.config["rounds"])
@@ -162,10 +184,11 @@ class Keeping:
             _write_config(Path(self.folder.path), {**self.config, "stopped": stopped})
 
     def close(self) -> None:
-        """Close the log; what is saved stays on nodes."""
-        on_nodes.left(self.states)
-        if self.log is not None:
-            self.log.close()
+        """Close the log, and leave the folder to others; what is saved stays on nodes."""
+        with self.lock:
+            on_nodes.left(self.states)
+            if self.log is not None:
+                self.log.close()
 
 
 def _write_config(folder: Path, config: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from fedgrad.clients.population import Population
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
 from fedgrad.core.types import Hyper, Key, Params
 from fedgrad.show.numbers import number, plural
+from fedgrad.training.config import judged_by
 from fedgrad.training.course import Course, usual_key
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
 from fedgrad.training.first import (
@@ -210,7 +211,10 @@ def _search(
         evaluations = Evaluations.of({"": evaluate}).like(course.algorithm.round, stacked=False)
         _require_scores(evaluations, params, wanted)
         _require_starts(algorithm, tried, params)
-        kept = SearchFolder.of(out, {"cohort_size": course.cohort_size})
+        settings: dict[str, Any] = {"cohort_size": course.cohort_size}
+        if out is not None:
+            settings["evaluations"] = judged_by(evaluations)
+        kept = SearchFolder.of(out, settings)
         shown = display(training.get("progress", True), 0, rounds, course.clients * trials)
         stack.callback(shown.close)
         climb = Climb(course, tried, wanted.best, kept, shown, stack.enter_context(Interrupts()))
@@ -219,6 +223,7 @@ def _search(
         scales = {n: getattr(one, "logarithmic", None) for n, one in space.items()}
         logarithmic = {name: found for name, found in scales.items() if found is not None}
         told = (wanted.objective, wanted.maximize, ends, logarithmic)
+        stack.enter_context(kept.lock())
         kept.begin(climb.standing(*told))
         for begin, end in zip([0, *ends], ends, strict=False):
             climb.train(begin, end)

@@ -8,7 +8,7 @@ rung-1/part-1/ ...      config.json, history.jsonl and the checkpoint of trials 
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ from fedgrad.training.files import SEARCH as NAME
 from fedgrad.training.files import RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History
 from fedgrad.training.live import harmless
+from fedgrad.training.lock import locked
 from fedgrad.training.loop import Played
 from fedgrad.training.run_folder import Keeping, RunFolder
 
@@ -97,6 +98,12 @@ class SearchFolder:
             return SearchFolder(out, settings)
         return SearchFolder(RunFolder(out), settings)
 
+    def lock(self) -> AbstractContextManager[None]:
+        """Have the folder alone while this is entered. Of several processes the first writes."""
+        if self.folder is None or jax.process_index() != 0:
+            return nullcontext()
+        return locked(make_folder(self.folder.path))
+
     def begin(self, standing: Standing) -> None:
         """Say what is searched, unless there is another search: more rounds go on, but where bad
         trials are given up, others would have been."""
@@ -132,8 +139,8 @@ class SearchFolder:
         settings = {**self.settings, "rounds": end, "planned": end, "config": config}
         where = replace(self.folder, path=Path(self.folder.path) / name, config=config)
         keeping = Keeping(where, describe(course, first.state, settings))
-        found = keeping.begin(first.state, end)
         try:
+            found = keeping.begin(first.state, end)
             at = max(found.round, first.round)  # nothing is saved before its first round
             yield keeping, Played(at, course.placed(found.state)), found.history
         finally:

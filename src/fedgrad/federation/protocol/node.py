@@ -1,8 +1,8 @@
 """What a site runs, whatever the engine: it answers one request after another.
 
 The server can ask for three things: what there is ("describe"), to run programs on the client's own
-values ("run"), and to drop values ("forget"). The policy is asked before anything runs. What a
-program does not send as a sum stays here.
+values ("run"), and to drop values ("forget"). The policy is asked when a program arrives, before it
+runs for the first time. What a program does not send as a sum stays here.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a site allows to be done with its data. The node asks before anything runs."""
+"""What a site allows to be done with its data. The node asks when a program arrives."""
 
 import math
 import tomllib

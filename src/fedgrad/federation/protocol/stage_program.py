@@ -32,7 +32,8 @@ class StageProgram:
 
     Its first `sent` inputs come from the server, the others are the client's own, from where it is
     `declared`. Its first `summed` outputs go to the server to be summed, the others stay on the
-    node. The digest covers all of that, so who allows a digest allows exactly this use of it.
+    node. The digest covers all of that. The client's own arrays are declared by position, so
+    whoever allows a digest allows this use of the arrays that are at these positions.
     """
 
     name: str  # for people
