@@ -19,15 +19,15 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 70  # lines of a file, code lines of a fun
 # lower it when a room shrinks. "." is what stands beside the rooms.
 BUDGETS: dict[str, int] = {
     ".": 206,
-    "ad": 1221,
+    "ad": 1287,
     "aggregate": 127,
     "algorithms": 3346,
     "cli": 976,
     "clients": 1124,
-    "core": 1977,
+    "core": 1979,
     "executors": 1110,
     "experiments": 2897,
-    "federation": 4586,
+    "federation": 4587,
     "plan": 610,
     "pytorch": 1742,
     "report": 1492,

@@ -208,6 +208,25 @@ def test_a_loop_over_nothing_gives_nothing():
     assert float(count.on(executor)(rows)) == N
 
 
+def test_a_client_keeps_what_a_cond_hands_on():
+    """`w` is read for the last time before `v`, which is the same value on the nodes."""
+
+    @fg.program(z=fg.CLIENTS)
+    def f(x, z):
+        w = z * fg.broadcast(x)
+        y = fg.sum(w)
+        y, v = jax.lax.cond(
+            jnp.all(x == x), lambda y, w: (fg.sum(w) * y, w), lambda y, w: (y, w * 2), y, w
+        )
+        return fg.sum(v * fg.broadcast(fg.sum(w * fg.broadcast(y))))
+
+    transport = InProcess.of(list(np.asarray(Z)))
+    executor = flower(transport)
+    assert_same(f.on(executor)(X, executor.clients()), f.on(REFERENCE)(X, Z))
+    executor.federation.flush()
+    assert kept(transport) == []
+
+
 def test_keys_and_narrow_dtypes_travel_and_stay():
     @fg.program(z=fg.CLIENTS)
     def begin(key, scale, z):

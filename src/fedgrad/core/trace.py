@@ -27,6 +27,7 @@ from fedgrad.core.primitives import (
     ClosedJaxpr,
     JaxprEqn,
     Literal,
+    alone,
     broadcast_p,
     closed,
     communicates,
@@ -271,10 +272,11 @@ class _Reader:
             return None
         if _indices_inside(eqn.params):
             return None  # it depends on which client it is
-        constant, used = part(eqn, whole)
+        scan = alone(eqn)
+        constant, used = part(scan, whole)
         if any(v.at != ANYWHERE for v, needed in zip(inputs, used, strict=True) if needed):
             return None
-        rest, rest_used = part(eqn, [not w for w in whole])
+        rest, rest_used = part(scan, [not w for w in whole])
         found = iter(self.run(constant, _picked(inputs, used), source))
         others = iter(self.run(rest, _picked(inputs, rest_used), source))
         return [next(found if w else others) for w in whole]
