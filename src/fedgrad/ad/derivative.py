@@ -108,19 +108,9 @@ def _sizes(unit: Unit) -> tuple[int, ...]:
     return tuple(v.size for v in (*unit.inputs, *unit.outputs))
 
 
-def has_while(unit: Unit) -> bool:
-    """Is there a while_loop around communication? JAX cannot pull back through one."""
-    return _has(unit, "while")
-
-
-def _has_cond(unit: Unit) -> bool:
-    """Is there a cond around communication? JAX's own way back through one is not ours
-    (branches.py)."""
-    return _has(unit, "cond")
-
-
-def _has(unit: Unit, kind: str) -> bool:
-    """Is this such control flow, or is there some inside?"""
+def has(unit: Unit, kind: str) -> bool:
+    """Is it a "while" or a "cond" around communication, or is there one inside? JAX cannot pull
+    back through a while_loop, and its own way back through a cond is not ours (branches.py)."""
     if isinstance(unit, Exchange):
         return False
     return unit.kind == kind or any(e.kind == kind for g in inside(unit) for e in g.loops)
@@ -174,7 +164,7 @@ def _turning_point(subject: Subject, rules: Rules, way: bool | None) -> int:
     if None not in ways and len(set(ways)) == 1:
         return len(equations) if ways[0] else 0
     forward = [
-        at for way, (at, unit) in zip(ways, subject.units, strict=True) if way or has_while(unit)
+        at for way, (at, unit) in zip(ways, subject.units, strict=True) if way or has(unit, "while")
     ]
     # With nothing to pull after that, go forward to the end: one way is simpler than two.
     if False not in ways and (
@@ -363,7 +353,7 @@ class _ByRules(Walk):
 
     def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
         rule = self.rule_of(loop)
-        ours = rule == "local" or (rule == "pull" and _has_cond(loop))
+        ours = rule == "local" or (rule == "pull" and has(loop, "cond"))
         if loop.control is None or not ours:
             return bind(loop.primitive, loop.params, inputs)
 
