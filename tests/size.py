@@ -19,13 +19,13 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 70  # lines of a file, code lines of a fun
 # lower it when a room shrinks. "." is what stands beside the rooms.
 BUDGETS: dict[str, int] = {
     ".": 206,
-    "ad": 1283,
-    "aggregate": 127,
+    "ad": 1286,
+    "aggregate": 129,
     "algorithms": 3346,
     "cli": 976,
     "clients": 1124,
-    "core": 1977,
-    "executors": 1110,
+    "core": 1978,
+    "executors": 1108,
     "experiments": 2897,
     "federation": 4587,
     "plan": 610,
