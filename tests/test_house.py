@@ -205,8 +205,8 @@ def test_whoever_follows_a_gradient_opens_at_most_15_files():
 LONG_FILES = {
     "algorithms/race.py": 464,
     "core/trace.py": 410,
-    "ad/derivative.py": 370,
-    "ad/rules.py": 366,
+    "ad/derivative.py": 378,
+    "ad/rules.py": 370,
     "ad/transforms.py": 361,
 }
 LONG_FUNCTIONS = {
