@@ -164,7 +164,16 @@ def test_equals_centralised(case, mode, executor):
 
 
 @pytest.mark.parametrize(
-    "name", ["class_1", "three_rounds", "fedavgm", "scan_rounds", "ragged_sgd"]
+    "name",
+    [
+        "class_1",
+        "three_rounds",
+        "fedavgm",
+        "scan_rounds",
+        "ragged_sgd",
+        "cond_reads_what_is_captured",
+        "cond_keeps_constants_of_clients",
+    ],
 )
 def test_equals_finite_differences(name):
     case = next(c for c in TABLE if c.name == name)

@@ -87,13 +87,72 @@ def test_low_precision_is_accumulated_in_high(executor):
     assert float(total.on(executor)(small)) == 512 + 32
 
 
-@pytest.mark.parametrize("executor", [EXECUTORS["local"], fg.executors.local(chunk=7000)])
+# Executors for more clients than the largest float16.
+MANY = {
+    "local": EXECUTORS["local"],
+    "chunked": fg.executors.local(chunk=7000),
+    "mesh": EXECUTORS["mesh"],
+}
+
+
+@pytest.mark.parametrize("executor", MANY.values(), ids=MANY)
 def test_a_mean_does_not_overflow_though_its_sum_would(executor):
     n = 70_000  # more than the largest float16
     found = average.on(executor)(jnp.full(n, 2.0, jnp.float16))
     assert (found.dtype, float(found)) == (jnp.float16, 2.0)
     found = weighted.on(executor)(jnp.full(20, 2.0, jnp.float16), jnp.full(20, 10_000))
     assert (found.dtype, float(found)) == (jnp.float16, 2.0)
+
+
+@fg.program(z=fg.CLIENTS)
+def narrow_constants(x, z):
+    """Constants of one client, and their slopes, of which no client computes anything."""
+    zero, quarter = jnp.zeros((), x.dtype), jnp.asarray(0.25, x.dtype)
+    return x * fg.sum(quarter) + fg.sum(zero) + fg.sum(fg.broadcast(x) * quarter)
+
+
+@pytest.mark.parametrize("executor", MANY.values(), ids=MANY)
+@pytest.mark.parametrize("mode", ["forward", "reverse", "mixed", "auto"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_the_number_of_clients_may_be_more_than_a_narrow_dtype_holds(dtype, mode, executor):
+    found = fg.value_and_grad(narrow_constants, mode=mode).on(executor)(
+        jnp.ones((), dtype), jnp.zeros(70_000, dtype)
+    )
+    assert {x.dtype for x in found} == {jnp.dtype(dtype)}
+    assert [float(x) for x in found] == [float(jnp.asarray(35_000, dtype))] * 2
+
+
+@fg.program(z=fg.CLIENTS)
+def narrow_means(x, z):
+    """Below, the sums of the clients' Jacobians are 80,000 and 560,000 in each entry."""
+    here = jnp.sum(fg.broadcast(x) * z)
+    return fg.mean(here) + fg.mean(here, weights=jnp.int32(7)) ** 2
+
+
+@every_executor
+@pytest.mark.parametrize("mode", ["forward", "reverse", "mixed", "auto"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_derivatives_do_not_overflow_though_a_sum_of_jacobians_would(dtype, mode, executor):
+    x, z = jnp.array([0.0, 0.0, 0.0, 0.001], dtype), jnp.full((20, 4), 4000.0, dtype)
+    value, slope = fg.value_and_grad(narrow_means, mode=mode).on(executor)(x, z)
+    mean = 4000 * float(x[3])
+    assert (value.dtype, slope.dtype) == (dtype, dtype)
+    np.testing.assert_allclose(float(value), mean + mean**2, rtol=0.02)
+    np.testing.assert_allclose(slope.astype(float), [4000 * (1 + 2 * mean)] * 4, rtol=0.02)
+
+
+@every_executor
+@pytest.mark.parametrize("mode", ["mixed", "auto"])
+def test_the_server_multiplies_before_it_casts(mode, executor):
+    """The sum of the clients' Jacobians is 80,000, which is infinite in float16."""
+
+    @fg.program(z=fg.CLIENTS)
+    def f(x, z):
+        return jnp.sum(fg.sum(jnp.sum(fg.broadcast(x) * z)) * jnp.asarray(1e-3, x.dtype))
+
+    x, z = jnp.full(3, 1e-3, jnp.float16), jnp.full((40, 3), 2000.0, jnp.float16)
+    wanted = jnp.full(3, 80.0, jnp.float16)
+    assert_same(fg.grad(f, mode=mode).on(executor)(x, z), wanted, rtol=0.01)
 
 
 @every_executor

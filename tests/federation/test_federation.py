@@ -1,6 +1,7 @@
 """Programs on nodes: equal to the reference, and only sums leave them."""
 
 import concurrent.futures
+import dataclasses
 import functools
 import json
 import os
@@ -206,6 +207,62 @@ def test_a_loop_over_nothing_gives_nothing():
     assert rows.shape == (N, 0, 3)
     count = fg.program(y=fg.CLIENTS)(lambda y: fg.sum(jnp.sum(y) + 1.0))
     assert float(count.on(executor)(rows)) == N
+
+
+def test_a_client_keeps_what_a_cond_hands_on():
+    """`w` is read for the last time before `v`, which is the same value on the nodes."""
+
+    @fg.program(z=fg.CLIENTS)
+    def f(x, z):
+        w = z * fg.broadcast(x)
+        y = fg.sum(w)
+        y, v = jax.lax.cond(
+            jnp.all(x == x), lambda y, w: (fg.sum(w) * y, w), lambda y, w: (y, w * 2), y, w
+        )
+        return fg.sum(v * fg.broadcast(fg.sum(w * fg.broadcast(y))))
+
+    transport = InProcess.of(list(np.asarray(Z)))
+    executor = flower(transport)
+    assert_same(f.on(executor)(X, executor.clients()), f.on(REFERENCE)(X, Z))
+    executor.federation.flush()
+    assert kept(transport) == []
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64])
+def test_sums_that_are_not_finite(dtype):
+    most = float(jnp.finfo(dtype).max)
+    rows = [[np.inf, np.inf, np.nan, most], [1, -np.inf, np.inf, most], [2, 1, 1, 0]]
+    executor = flower(InProcess.of(list(np.array(rows, dtype))), non_finite="allow")
+    program = fg.program(z=fg.CLIENTS)(lambda z: fg.sum(z))
+    found = program.on(executor)(executor.clients())
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found.astype(float), [np.inf, np.nan, np.nan, np.inf])
+
+
+def test_a_replaced_program_is_the_one_that_runs():
+    executor = flower(InProcess.of(list(np.asarray(Z))))
+    program = fg.program(z=fg.CLIENTS)(lambda z: fg.sum(z)).on(executor)
+    assert_same(program(executor.clients()), Z.sum(0))
+    other = dataclasses.replace(program, fun=lambda z: fg.sum(z) * 2)
+    assert_same(other(executor.clients()), Z.sum(0) * 2)
+
+    def look(places):
+        raise fg.PlanError(f"The result is at {places}.")
+
+    with pytest.raises(fg.PlanError, match="at server"):
+        dataclasses.replace(program, look=look)(executor.clients())
+    elsewhere = dataclasses.replace(program, placements={"z": fg.Placement("other")})
+    with pytest.raises(fg.PlacementError, match="clients"):
+        elsewhere(executor.clients())
+
+
+@pytest.mark.parametrize("mode", ["reverse", "mixed"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_narrow_derivatives_are_added_up_wide(dtype, mode):
+    program = fg.program(z=fg.CLIENTS)(lambda x, z: fg.mean(jnp.sum(fg.broadcast(x) * z)))
+    executor = flower(InProcess.of(list(np.full((3, 2), 30_000.0, dtype))))
+    slope = fg.grad(program, mode=mode).on(executor)(jnp.ones(2, dtype), executor.clients())
+    assert_same(slope, jnp.full(2, 30_000.0, dtype), rtol=0.01)
 
 
 def test_keys_and_narrow_dtypes_travel_and_stay():

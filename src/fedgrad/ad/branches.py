@@ -5,7 +5,9 @@ branch's value of a client can meet the other's of the server. Here a branch has
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -13,51 +15,51 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.ad.rules import is_float
+from fedgrad.core.evaluate import run
+from fedgrad.core.primitives import ClosedJaxpr, broadcast_p, part, primitives_of, sum_p
 
 Branch = Callable[[list[Any]], list[Any]]
 
 
 def pulled_cond(
-    index: Any, operands: list[Any], branches: Sequence[Branch], remember: bool
+    index: Any,
+    operands: list[Any],
+    branches: Sequence[Branch],
+    values: Sequence[Branch],
+    constant: Sequence[bool],
+    remember: bool,
 ) -> list[Any]:
-    """`branches[index](operands)`. `remember`: what the way back needs is kept; if not, the way
-    back runs the branch again, and so asks again whom the branch asks."""
+    """`branches[index](operands)`. `values`: the same branches, where they are not pulled back
+    through. `constant`: which operands everybody has. `remember`: what the way back needs is kept;
+    if not, the way back runs the branch again, and so asks again whom the branch asks."""
     halves = [partial(_halves, branch) for branch in branches]
 
     @jax.custom_vjp
     def cond(index: Any, operands: list[Any]) -> list[Any]:
-        return list(jax.lax.switch(index, branches, operands))
+        return list(jax.lax.switch(index, values, operands))
 
     def again(index: Any, operands: list[Any]) -> tuple[list[Any], Any]:
-        return list(jax.lax.switch(index, branches, operands)), operands
+        return list(jax.lax.switch(index, values, operands)), operands
 
     def back_again(half: Any, operands: list[Any], cotangents: list[Any]) -> list[Any]:
         return list(half(operands)[1](cotangents)[0])
 
-    # How each branch pulls back: what it remembers, and constants, which everybody has.
-    pulls: list[tuple[Any, list[Any]]] = []
-
-    def remembered(half: Any, operands: list[Any]) -> list[Any]:
-        leaves, structure = jax.tree.flatten(half(operands)[1])
-        pulls.append((structure, [None if _traced(x) else x for x in leaves]))
-        return [x for x in leaves if _traced(x)]
-
-    slots = [jax.eval_shape(partial(remembered, h), operands) for h in halves] if remember else []
+    ways = [_way_back(half, operands, constant) for half in halves] if remember else []
 
     def keeping(index: Any, operands: list[Any]) -> tuple[list[Any], Any]:
-        def run(k: int, operands: list[Any]) -> tuple[list[Any], Any]:
+        def forth(k: int, operands: list[Any]) -> tuple[list[Any], Any]:
             outputs, pull = halves[k](operands)
-            kept = [[jnp.zeros(s.shape, s.dtype) for s in own] for own in slots]
-            kept[k] = [x for x in jax.tree.leaves(pull) if _traced(x)]
+            kept = [[jnp.zeros(s.shape, s.dtype) for s in way.slots] for way in ways]
+            kept[k] = ways[k].kept(pull)
             return outputs, kept
 
-        runs = [partial(run, k) for k in range(len(halves))]
-        return jax.lax.switch(index, runs, operands)
+        runs = [partial(forth, k) for k in range(len(halves))]
+        outputs, kept = jax.lax.switch(index, runs, operands)
+        return outputs, (kept, list(compress(operands, constant)))
 
-    def back_kept(k: int, kept: Any, cotangents: list[Any]) -> list[Any]:
-        (structure, constants), rest = pulls[k], iter(kept[k])
-        leaves = [next(rest) if x is None else x for x in constants]
-        return list(jax.tree.unflatten(structure, leaves)(cotangents)[0])
+    def back_kept(k: int, saved: Any, cotangents: list[Any]) -> list[Any]:
+        kept, constants = saved
+        return list(ways[k].pull(kept[k], constants)(cotangents)[0])
 
     def forward(index: Any, operands: list[Any]) -> tuple[list[Any], Any]:
         outputs, kept = (keeping if remember else again)(index, operands)
@@ -67,10 +69,10 @@ def pulled_cond(
         index, kept = saved
         slopes = [ct for ct in cotangents if ct.dtype != jax.dtypes.float0]
         if remember:
-            ways = [partial(back_kept, k) for k in range(len(halves))]
+            backs = [partial(back_kept, k) for k in range(len(halves))]
         else:
-            ways = [partial(back_again, half) for half in halves]
-        pulled = iter(jax.lax.switch(index, ways, kept, slopes))
+            backs = [partial(back_again, half) for half in halves]
+        pulled = iter(_switch(index, backs, kept, slopes))
         return _zero(index), [next(pulled) if is_float(x) else _zero(x) for x in operands]
 
     cond.defvjp(forward, backward)
@@ -88,6 +90,75 @@ def _halves(branch: Branch, operands: list[Any]) -> tuple[list[Any], Any]:
 
     _, pull, outputs = jax.vjp(run, [x for x in operands if is_float(x)], has_aux=True)
     return outputs, pull
+
+
+def _switch(index: Any, backs: Sequence[Any], kept: Any, slopes: list[Any]) -> list[Any]:
+    """`backs[index](kept, slopes)`, which are linear in the slopes. A zero that no branch makes of
+    them is nobody's: the cond would hand it on as a value of the server."""
+    inputs = [*jax.tree.leaves(kept), *slopes]
+    jaxprs = [jax.make_jaxpr(back)(kept, slopes) for back in backs]
+    avals = jaxprs[0].out_avals
+
+    def moves(i: int) -> bool:
+        only = [j == i for j in range(len(avals))]
+        return any(any(part(jaxpr, only)[1][len(inputs) - len(slopes) :]) for jaxpr in jaxprs)
+
+    moved = [moves(i) for i in range(len(avals))]
+    parts = [part(jaxpr, moved) for jaxpr in jaxprs]
+    ways = [lambda xs, p=p: run(p[0], list(compress(xs, p[1])), {}) for p in parts]
+    pulled = iter(jax.lax.switch(index, ways, inputs))
+    zeros = [jnp.zeros(a.shape, a.dtype) for a in avals]
+    return [next(pulled) if m else zero for m, zero in zip(moved, zeros, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class _WayBack:
+    """How a branch pulls back, of what it keeps and what everybody has. A client that was given a
+    constant by the cond would be told by it which branch the server has taken."""
+
+    tree: Any  # of the pull
+    known: list[Any]  # its leaves: arrays, and None for those that are computed
+    made: list[bool]  # of the computed ones: is it made of constants alone?
+    constants: ClosedJaxpr  # makes those
+    needs: list[bool]  # of the constant operands
+    slots: list[Any]  # shapes of the others, which are kept
+
+    def kept(self, pull: Any) -> list[Any]:
+        computed = [x for x, a in zip(jax.tree.leaves(pull), self.known, strict=True) if a is None]
+        return list(compress(computed, [not made for made in self.made]))
+
+    def pull(self, kept: list[Any], constants: list[Any]) -> Any:
+        again = iter(run(self.constants, list(compress(constants, self.needs)), {}))
+        rest = iter(kept)
+        computed = iter([next(again if made else rest) for made in self.made])
+        leaves = [next(computed) if x is None else x for x in self.known]
+        return jax.tree.unflatten(self.tree, leaves)
+
+
+def _way_back(half: Any, operands: list[Any], constant: Sequence[bool]) -> _WayBack:
+    known: list[Any] = []
+    trees: list[Any] = []
+
+    def computed(operands: list[Any]) -> list[Any]:
+        leaves, tree = jax.tree.flatten(half(operands)[1])
+        trees.append(tree)
+        known[:] = [None if _traced(x) else x for x in leaves]
+        return [x for x in leaves if _traced(x)]
+
+    jaxpr = jax.make_jaxpr(computed)(operands)
+    avals = jaxpr.out_avals
+
+    def is_made(i: int) -> bool:
+        """Of constants alone, and without asking anybody?"""
+        this, used = part(jaxpr, [j == i for j in range(len(avals))])
+        everywhere = all(c for c, u in zip(constant, used, strict=True) if u)
+        silent = primitives_of(this.jaxpr.eqns).isdisjoint((broadcast_p, sum_p))
+        return everywhere and silent and not any(map(_traced, this.consts))
+
+    made = [is_made(i) for i in range(len(avals))]
+    constants, used = part(jaxpr, made)
+    slots = list(compress(avals, [not m for m in made]))
+    return _WayBack(trees[0], known, made, constants, list(compress(used, constant)), slots)
 
 
 def _traced(x: Any) -> bool:

@@ -24,10 +24,10 @@ from fedgrad.ad.rules import (
     push_basis,
     replaced,
 )
-from fedgrad.core.control import Cond
+from fedgrad.core.control import Cond, Scan
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import Env, Walk, bodies, evaluate, read
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, inside, is_client
+from fedgrad.core.graph import ANYWHERE, Equation, Exchange, Graph, Round, Value, inside, is_client
 from fedgrad.core.primitives import bind, client_index, promoting, sum_p
 from fedgrad.planning.cut import cut
 
@@ -108,9 +108,12 @@ def _sizes(unit: Unit) -> tuple[int, ...]:
     return tuple(v.size for v in (*unit.inputs, *unit.outputs))
 
 
-def is_while(unit: Unit) -> bool:
-    """JAX cannot pull back through a while_loop."""
-    return not isinstance(unit, Exchange) and unit.kind == "while"
+def has(unit: Unit, kind: str) -> bool:
+    """Is it a "while" or a "cond" around communication, or is there one inside? JAX cannot pull
+    back through a while_loop, and its own way back through a cond is not ours (branches.py)."""
+    if isinstance(unit, Exchange):
+        return False
+    return unit.kind == kind or any(e.kind == kind for g in inside(unit) for e in g.loops)
 
 
 def _units(equation: Equation) -> Sequence[Unit]:
@@ -161,7 +164,7 @@ def _turning_point(subject: Subject, rules: Rules, way: bool | None) -> int:
     if None not in ways and len(set(ways)) == 1:
         return len(equations) if ways[0] else 0
     forward = [
-        at for way, (at, unit) in zip(ways, subject.units, strict=True) if way or is_while(unit)
+        at for way, (at, unit) in zip(ways, subject.units, strict=True) if way or has(unit, "while")
     ]
     # With nothing to pull after that, go forward to the end: one way is simpler than two.
     if False not in ways and (
@@ -337,6 +340,7 @@ class _ByRules(Walk):
     rule_of: RuleOf
     back: bool
     clients: Env = field(default_factory=dict)  # what a client has computed
+    changing: Any = 0  # in a scan: zero, but to JAX another number in each iteration
 
     def index(self, placement: str) -> Any:
         return client_index(placement)
@@ -349,22 +353,26 @@ class _ByRules(Walk):
 
     def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
         rule = self.rule_of(loop)
-        ours = rule == "local" or (rule == "pull" and has_cond(loop))
+        ours = rule == "local" or (rule == "pull" and has(loop, "cond"))
         if loop.control is None or not ours:
             return bind(loop.primitive, loop.params, inputs)
 
-        def run(body: Graph, inputs: Sequence[Any], at: Any) -> list[Any]:
-            return _ByRules(lambda unit: rule, self.back).run(body, inputs)
+        def run(back: bool, body: Graph, inputs: Sequence[Any], at: Any) -> list[Any]:
+            mine, rest = inputs[: len(body.inputs)], inputs[len(body.inputs) :]
+            return _ByRules(lambda unit: rule, back, changing=sum(rest)).run(body, mine)
 
-        inside = bodies(loop, run)
-        if isinstance(loop.control, Cond) and self.back:
-            return pulled_cond(inputs[0], inputs[1:], inside, remember=rule == "local")
+        inside = bodies(loop, functools.partial(run, self.back))
+        if self.back and isinstance(loop.control, Cond):
+            return pulled_cond(
+                inputs[0] + self.changing,
+                inputs[1:],
+                inside,
+                bodies(loop, functools.partial(run, False)),
+                constant=[v.at == ANYWHERE for v in loop.inputs[1:]],
+                remember=rule == "local",
+            )
+        if self.back and isinstance(loop.control, Scan):
+            # JAX takes out of a loop what is the same in each iteration, also of a cond that is
+            # decided before the loop; and by its own way through a cond, not ours (branches.py).
+            inputs = [*inputs, jnp.zeros(loop.control.length, jnp.int32) + self.changing]
         return loop.control.rebuilt(inputs, inside)
-
-
-def has_cond(unit: Unit) -> bool:
-    """Is this a cond around communication, or is there one inside? JAX's own way back through a
-    cond is not ours (branches.py)."""
-    if isinstance(unit, Exchange):
-        return False
-    return unit.kind == "cond" or any(e.kind == "cond" for g in inside(unit) for e in g.loops)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedgrad.ad.derivative import Rules, Subject, Unit, is_while, refuse_forward_by_clients
+from fedgrad.ad.derivative import Rules, Subject, Unit, has, refuse_forward_by_clients
 from fedgrad.ad.rules import RULES, impossible
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, known_fields
 from fedgrad.core.graph import Graph
@@ -129,7 +129,7 @@ def choose(subject: Subject, cost: CostModel, make: Callable[[Rules], Traced]) -
     if not found:
         if mixed and not taken:
             raise mixed[0]
-        if any(is_while(unit) for _, unit in subject.units):
+        if any(has(unit, "while") for _, unit in subject.units):
             refuse_forward_by_clients(subject)
         raise PlanError.here(
             f"no way to differentiate {subject.name} satisfies the cost model {cost}: "
@@ -218,7 +218,7 @@ def _promising(subject: Subject, priced: Callable[[Rules], list[Choice]]) -> lis
 def rule_vectors(subject: Subject) -> list[Rules]:
     """Every choice of rules that makes sense: what goes backward gives no tangent to what goes
     forward, so nothing goes forward at or after it."""
-    if subject.at_clients and any(is_while(unit) for _, unit in subject.units):
+    if subject.at_clients and any(has(unit, "while") for _, unit in subject.units):
         return []
     vectors: list[Rules] = [()]
     for number, unit in subject.units:
@@ -236,7 +236,7 @@ def possible(subject: Subject, unit: Unit, name: str) -> bool:
     rule = RULES[name]
     if subject.at_clients and not rule.by_clients:
         return False
-    return rule.through_while or not is_while(unit)
+    return rule.through_while or not has(unit, "while")
 
 
 def _crosses(subject: Subject, vector: Rules, name: str, number: int) -> bool:

@@ -32,6 +32,7 @@ from fedgrad.core.primitives import (
     scope,
     sum_p,
     where,
+    wide,
 )
 
 Array = jax.Array
@@ -177,10 +178,10 @@ def local_round(
         for (j, i), block in jacobian.items():
             name = scope(lines[j])
             with jax.named_scope(f"derivative of {name}") if name else at_source(lines[j]):
-                block = sum_p.bind(block, placement=placement)
+                block = sum_p.bind(block.astype(wide(block.dtype)), placement=placement)
             with promoting():
                 product = jnp.tensordot(block, d_sent[i], d_sent[i].ndim)
-            d_totals[j] = _add(d_totals[j], product.astype(totals[j].dtype))
+            d_totals[j] = _add(d_totals[j], product.astype(wide(totals[j].dtype)))
         # A client's own values can be active too (state in a loop): those tangents are its own.
         mine = [i for i, t in enumerate(d_own) if _nonzero(t)]
         if mine:
@@ -191,9 +192,12 @@ def local_round(
             )
             for j, t in enumerate(pushed):
                 if t.dtype != jax.dtypes.float0:
-                    d_totals[j] = _add(d_totals[j], sum_p.bind(t, placement=placement))
+                    own_total = sum_p.bind(t.astype(wide(t.dtype)), placement=placement)
+                    d_totals[j] = _add(d_totals[j], own_total)
+        # What a narrow dtype cannot hold of a part, it may hold of the result: it is cast last.
         return totals, [
-            _zero_array(x) if t is None else t for x, t in zip(totals, d_totals, strict=True)
+            _zero_array(x) if t is None else t.astype(x.dtype)
+            for x, t in zip(totals, d_totals, strict=True)
         ]
 
     round_.defjvp(rule, symbolic_zeros=True)
@@ -222,7 +226,7 @@ def _jacobian(
         values = of_active(xs)
         return [values[j] for j in rows], values
 
-    wide, tall = sum(x.size for x in xs), sum(math.prod(sums[j].shape) for j in rows)
+    across, down = sum(x.size for x in xs), sum(math.prod(sums[j].shape) for j in rows)
 
     def push() -> tuple[list[list[Array]], list[Array]]:
         _, derivative, values = push_basis(chosen, xs)
@@ -233,7 +237,7 @@ def _jacobian(
         return pull_basis(lambda cts: back(cts)[0], [sums[j] for j in rows]), values
 
     # Fewer inputs than outputs: push a basis forward, in constant memory. JAX may know only one.
-    first, second = (push, pull) if wide <= tall else (pull, push)
+    first, second = (push, pull) if across <= down else (pull, push)
     try:
         derivative, values = first()
     except (ValueError, TypeError) as error:

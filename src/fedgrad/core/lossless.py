@@ -72,12 +72,12 @@ def misfit(numbers: tuple[Any, ...], dtype: np.dtype[Any], into: Any = None) -> 
 
 
 def _first(tree: Any, judge: Callable[[Any], str]) -> str:
-    if not any(isinstance(x, _NUMBERS) and judge(x) for x in jax.tree.leaves(tree)):
+    given = [x for x in jax.tree.leaves(tree) if isinstance(x, _NUMBERS)]
+    if not any(map(judge, given)):
         return ""  # nearly always, and paths take time
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if isinstance(leaf, _NUMBERS) and (why := judge(leaf)):
-            return f"{place(path)}: {why}"
-    raise AssertionError
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    reasons = ((path, judge(x)) for path, x in leaves if isinstance(x, _NUMBERS))
+    return next(f"{place(path)}: {why}" for path, why in reasons if why)
 
 
 def place(path: Any) -> str:

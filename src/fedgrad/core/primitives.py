@@ -126,17 +126,18 @@ def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr, closed.consts)
 
 
-def part(eqn: JaxprEqn, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
-    """An equation that gives only some of its outputs, and which inputs those need."""
-
-    def some(*values: Any) -> list[Any]:
-        outputs = bind(eqn.primitive, eqn.params, values)
-        return [x for x, w in zip(outputs, wanted, strict=True) if w]
-
+def alone(eqn: JaxprEqn) -> ClosedJaxpr:
+    """An equation as a jaxpr of its inputs."""
     avals: list[Any] = [v.aval for v in eqn.invars]
-    closed = jax.make_jaxpr(some)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
-    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return ClosedJaxpr(jaxpr, closed.consts), list(used)
+    return jax.make_jaxpr(lambda *values: bind(eqn.primitive, eqn.params, values))(
+        *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    )
+
+
+def part(closed: ClosedJaxpr, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
+    """A jaxpr that gives only some of its outputs, and which inputs those need."""
+    jaxpr, consts, used = partial_eval.dce_jaxpr_consts(closed.jaxpr, list(wanted))
+    return ClosedJaxpr(jaxpr, [c for c, u in zip(closed.consts, consts, strict=True) if u]), used
 
 
 # --- Dtypes -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from fedgrad.core.primitives import (
     inside,
     source_p,
     sum_p,
+    wide,
 )
 from fedgrad.core.signature import left_to_pass
 from fedgrad.core.types import Key
@@ -315,7 +316,7 @@ def _floating(x: Any) -> Any:
         leaf = _summable(leaf)
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf.astype(float)
-        return leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf
+        return leaf.astype(wide(leaf.dtype))
 
     return jax.tree.map(cast, x)
 

@@ -8,6 +8,7 @@ goes from the server to clients, a sum from clients to the server.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from fedgrad.core.primitives import (
     ClosedJaxpr,
     JaxprEqn,
     Literal,
+    alone,
     broadcast_p,
     closed,
     communicates,
@@ -271,12 +273,12 @@ class _Reader:
             return None
         if _indices_inside(eqn.params):
             return None  # it depends on which client it is
-        constant, used = part(eqn, whole)
+        constant, used = part(alone(eqn), whole)
         if any(v.at != ANYWHERE for v, needed in zip(inputs, used, strict=True) if needed):
             return None
-        rest, rest_used = part(eqn, [not w for w in whole])
-        found = iter(self.run(constant, _picked(inputs, used), source))
-        others = iter(self.run(rest, _picked(inputs, rest_used), source))
+        rest, rest_used = part(alone(eqn), [not w for w in whole])
+        found = iter(self.run(constant, list(compress(inputs, used)), source))
+        others = iter(self.run(rest, list(compress(inputs, rest_used)), source))
         return [next(found if w else others) for w in whole]
 
     def add(
@@ -406,7 +408,3 @@ def _is_one(x: Value) -> bool:
 
 def _is_whole(aval: Any) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jnp.integer))
-
-
-def _picked(values: Sequence[Value], wanted: Sequence[bool]) -> list[Value]:
-    return [v for v, w in zip(values, wanted, strict=True) if w]

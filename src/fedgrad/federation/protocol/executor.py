@@ -184,7 +184,8 @@ class Flower:
     def _prepared(self, program: Program, arguments: Arguments) -> Prepared:
         ready = self._ready.setdefault(program.fun, {})
         x64 = jax.dtypes.canonicalize_dtype(float)
-        key = (arguments.key, x64, program.client_placements)
+        # All of a program but what runs it: `dataclasses.replace` may have made it of another one.
+        key = (arguments.key, x64, program.client_placements, program.derived, program.look)
         if key not in ready:
             made = ready_plan(program, arguments, self.recompute, self.aggregator)
             ready[key] = Prepared(made, self.platforms)

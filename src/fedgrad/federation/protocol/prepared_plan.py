@@ -76,9 +76,11 @@ def _compiled(body: Graph) -> Callable[..., list[Any]]:
 
 
 def _freed(graph: Graph) -> dict[Exchange, set[Value]]:
-    """Which values that clients keep each stage is the last one to read: then they are freed."""
+    """Which values that clients keep each stage is the last one to read: then they are freed. A
+    loop may hand on what it is given, under another name: that lives as long as its handle."""
     last = last_reads(graph)
     kept = {v for r in graph.rounds for x in r.exchanges for v in x.kept if is_client(v.at)}
+    kept -= {v for loop in graph.loops for v in loop.inputs}
     return {
         x: {v for v in x.own if v in kept and last[v] == i}
         for i, e in enumerate(graph.equations)
