@@ -23,6 +23,7 @@ from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.lossless import require_lossless
+from fedgrad.core.primitives import wide
 from fedgrad.core.program import broadcast, client_key, mean, program
 from fedgrad.core.types import Hyper, Key, Params
 
@@ -35,11 +36,28 @@ class ServerState:
     params: Params
     optimizer: Any
     rounds: Any = None  # how many there were, where a schedule has to know
+    # What rounding has taken from a model in float16 or bfloat16: small steps would be lost, and
+    # with them how far a server that estimates its rate (Prodigy, DoG) has come.
+    lost: Any = None
+
+    @classmethod
+    def first(cls, made: Any, params: Params, rounds: Any) -> "ServerState":
+        """The one before the first round."""
+        narrow = any(wide(leaf.dtype) != leaf.dtype for leaf in jax.tree.leaves(params))
+        lost = jax.tree.map(lambda x: jnp.zeros(x.shape, wide(x.dtype)), params) if narrow else None
+        return cls(params, start_of(made, params), rounds, lost)
 
     def step(self, made: Any, update: Any, **measured: Any) -> "ServerState":
         """The next one: a step of the server's optimizer, with the mean update for a gradient."""
-        params, kept = apply(made, update, self.optimizer, self.params, **measured)
-        return ServerState(params, kept, None if self.rounds is None else self.rounds + 1)
+        rounds = None if self.rounds is None else self.rounds + 1
+        if self.lost is None:
+            params, kept = apply(made, update, self.optimizer, self.params, **measured)
+            return ServerState(params, kept, rounds)
+        whole = jax.tree.map(lambda x, rest: x.astype(rest.dtype) + rest, self.params, self.lost)
+        whole, kept = apply(made, update, self.optimizer, whole, **measured)
+        params = jax.tree.map(lambda x, old: x.astype(old.dtype), whole, self.params)
+        lost = jax.tree.map(lambda x, new: x - new.astype(x.dtype), whole, params)
+        return ServerState(params, kept, rounds, lost)
 
 
 # What to measure of a client, by name: (its update, its examples, the hyperparameters it was sent)
@@ -93,7 +111,7 @@ def fed_opt(
         work.require(hyper)
         made = ours.build(first["server"])
         rounds = jnp.int32(0) if names_of.schedules(hyper) else None
-        return ServerState(params, start_of(made, params), rounds)
+        return ServerState.first(made, params, rounds)
 
     @program(cohort=CLIENTS)
     def round(

@@ -12,7 +12,7 @@ from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields
 from fedgrad.core.graph import CLIENTS, Placement
 from fedgrad.core.lossless import require_lossless
-from fedgrad.core.primitives import accumulator
+from fedgrad.core.primitives import accumulator, wide
 from fedgrad.core.program import broadcast
 from fedgrad.core.signature import asks_for, left_to_pass
 from fedgrad.core.types import Batch, Key, Params
@@ -130,8 +130,13 @@ def batch_loss(
     loss: Loss, params: Params, batch: Batch, mask: jax.Array, key: Key | None = None
 ) -> jax.Array:
     """The mean loss of those examples of a batch that exist."""
-    losses = per_example(loss, params, batch, key)
-    return jnp.sum(jnp.where(mask, losses, 0)) / jnp.maximum(jnp.sum(mask), 1).astype(losses.dtype)
+    total = _sum(per_example(loss, params, batch, key), mask)
+    return total / jnp.maximum(jnp.sum(mask), 1).astype(total.dtype)
+
+
+def _sum(losses: jax.Array, mask: jax.Array) -> jax.Array:
+    """Of those that exist; a sum of float16 would be infinite from 65,520 on."""
+    return jnp.sum(jnp.where(mask, losses, 0).astype(wide(losses.dtype)))
 
 
 def client_loss(
@@ -149,8 +154,7 @@ def client_loss(
         params: Params, batch: Batch, mask: jax.Array, key: Key, i: jax.Array, fixed: Any
     ) -> jax.Array:
         fresh = jax.random.fold_in(key, i) if takes_key(loss) else None
-        losses = per_example(_with(loss, fixed), params, batch, fresh)
-        return jnp.sum(jnp.where(mask, losses, 0))
+        return _sum(per_example(_with(loss, fixed), params, batch, fresh), mask)
 
     def summed(fun: Callable[..., Any], like: Any, primals: Any) -> Any:
         params, examples, key, fixed = primals
