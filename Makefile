@@ -8,12 +8,13 @@ EXTRAS ?= dev
 WITH ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-torch lint size bench notebooks docs docs-serve build clean clean-all
+.PHONY: help demo test test-all test-torch lint size bench notebooks docs docs-serve build clean clean-all
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       the paper's learned client weighting, with a report; about two minutes"
-	@echo "make test       run the tests             (ARGS='-k ragged' for some of them; PYTHON=python3.13)"
+	@echo "make test       run the quick suite       (ARGS='-k ragged' for some of it; PYTHON=python3.13)"
+	@echo "make test-all   run all tests, as CI does (but those that need PyTorch)"
 	@echo "make test-torch run the tests that need PyTorch, in an environment of their own, .venv-torch"
 	@echo "make lint       check style, format and types"
 	@echo "make size       count code lines per room, longest files and functions (ARGS='--since HEAD~5')"
@@ -29,13 +30,16 @@ demo: $(READY)
 	@$(VENV)/bin/fedgrad reproduce client-weighting --out out/demo
 
 test: $(READY)
+	@$(PY) -m pytest -m "not full" $(ARGS)
+
+test-all: $(READY)
 	@$(PY) -m pytest $(ARGS)
 
 # The version that the tests were written with. From PyTorch's own index for CPUs, which pip may be
 # told of by PIP_EXTRA_INDEX_URL, it is 200 MB instead of gigabytes.
 TORCH ?= torch==2.13.0
 test-torch:
-	@$(MAKE) --no-print-directory test VENV=.venv-torch EXTRAS=dev,torch WITH="$(TORCH)" \
+	@$(MAKE) --no-print-directory test-all VENV=.venv-torch EXTRAS=dev,torch WITH="$(TORCH)" \
 	    ARGS="tests/pytorch/test_from_torch.py tests/federation/test_flower_torch.py \
 	        'tests/house/test_docs.py::test_page[coming-from-pytorch]' \
 	        'tests/house/test_docs.py::test_page[coming-from-flower]' $(ARGS)"

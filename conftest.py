@@ -1,4 +1,8 @@
-"""Settings of the whole suite: double precision, nothing promoted unseen, quick compilation."""
+"""Settings of the whole suite: double precision, nothing promoted unseen, quick compilation; and
+which cases `make test` leaves to `make test-all` (the mark `full`).
+
+A law is never left out, only cases of it: products of executors and programs are taken by turns.
+"""
 
 import gc
 import os
@@ -51,7 +55,45 @@ def pytest_xdist_auto_num_workers(config):
     return max(1, min(len(os.sched_getaffinity(0)) + 1, memory // 2_000_000_000 - 1))
 
 
+# Files of which every case is for `make test-all`: they start processes, browsers or notebooks, or
+# train whole experiments.
+FULL_FILES = (
+    *("house/test_notebooks.py", "house/test_release.py", "house/test_site.py"),
+    *("federation/test_flower.py", "federation/test_flower_operating.py"),
+    *("federation/test_flower_torch.py", "execution/test_mesh.py", "experiments/tests"),
+)
+QUICK_PAGES = {"README", "programs", "plans", "algorithms"}
+
+
+def leave_to_full(items):
+    """Mark cases as `full`: those of whole files, and executors but `local` but by turns."""
+    from laws import EXECUTORS  # which imports fedgrad: after JAX was set up
+
+    turns = {}
+    for item in items:
+        if any(part in item.path.as_posix() for part in FULL_FILES):
+            item.add_marker(pytest.mark.full)
+        values = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.name.startswith("test_page[") and item.callspec.id not in QUICK_PAGES:
+            item.add_marker(pytest.mark.full)
+        where = next((e for e in values if e == "executor"), None)
+        if where is None:
+            continue
+        parts = item.callspec.id.split("-")
+        others = [name for name in EXECUTORS if name != "local"]
+        name = next((part for part in parts if part in EXECUTORS), "local")
+        if name == "local" or len(values) < 2:
+            continue
+        rest = tuple(part for part in parts if part != name)
+        group = turns.setdefault(item.function.__qualname__, {})
+        turn = group.setdefault(rest, len(group)) + len(turns)
+        if others[turn % len(others)] != name:
+            item.add_marker(pytest.mark.full)
+
+
 def pytest_collection_modifyitems(items):
+    leave_to_full(items)
+
     def place(item):
         name = item.path.stem.removeprefix("test_")
         return LONGEST.index(name) if name in LONGEST else len(LONGEST)
