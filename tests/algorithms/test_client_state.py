@@ -23,8 +23,8 @@ COHORTS = [[0, 1, 2], [3, 1, 0], [2, 3, 1], [0, 2, 3]]
 ordered = functools.partial(fg.local_training, batch_size=BATCH, shuffle=False)
 
 
-def close(found, expected, rtol=1e-12):
-    np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-15)
+def close(found, expected, rtol=1e-12, atol=1e-15):
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
 
 
 # ---- SCAFFOLD by hand: Karimireddy et al. 2020, Algorithm 1 with option II, in numpy
@@ -262,19 +262,23 @@ def test_a_state_stays_what_it_is(make):
     assert jax.tree.map(jnp.result_type, (new, kept)) == jax.tree.map(jnp.result_type, (state, own))
 
 
+@pytest.mark.promotes("dtype")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("n", [1, 3, 7])
 @pytest.mark.parametrize("make", [fg.scaffold, fg.fed_dyn])
-def test_the_servers_mean_is_that_of_all_clients(make, n):
-    """However many they are: a third has no end in binary."""
+def test_the_servers_mean_is_that_of_all_clients(make, n, dtype):
+    """However many they are (a third has no end in binary), and whatever the model is in."""
     population = fg.population(by_hand.make_clients([5] * n))
-    algorithm, params = make(loss, ordered(RATE)), as_params(START)
+    algorithm = make(loss, ordered(RATE))
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), as_params(START))
     state, own = algorithm.init(params), everybody(algorithm, params, n)
-    for t in range(5):
+    for t in range(10):
         state, _, own = algorithm.round(
             state, algorithm.hyper, population.everyone, jax.random.key(t), own
         )
     mean, each = (getattr(x, "control", None) or x.gradient for x in (state, own))
-    close(as_vector(mean), stacked(each).mean(0), rtol=1e-14 * n)
+    expected, exact = stacked(each).astype(float).mean(0), dtype == "float64"
+    close(as_vector(mean), expected, rtol=1e-13 if exact else 1e-5, atol=1e-15 if exact else 1e-6)
 
 
 def test_these_are_all_algorithms_whose_clients_keep_a_state():

@@ -13,7 +13,7 @@ from fedgrad.algorithms.local_training import following, plus
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.named import named
 from fedgrad.algorithms.objective import Loss
-from fedgrad.algorithms.optimizer import Optimizer
+from fedgrad.algorithms.optimizer import Optimizer, widened
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.primitives import promoting
 from fedgrad.core.program import mean, program, sum
@@ -72,10 +72,11 @@ def fed_dyn(
 
     def init(params: Params, hyper: Hyper | None = None) -> FedDynState:
         server = plain.init(params, hyper)
-        return FedDynState(server, jax.tree.map(jnp.zeros_like, server.params))
+        return FedDynState(server, jax.tree.map(jnp.zeros_like, widened(server.params)))
 
     def client_init(params: Params, clients: int) -> FedDynClient:
-        zeros = jax.tree.map(lambda leaf: jnp.zeros_like(jnp.asarray(leaf)), params)
+        # In nothing narrower than float32: it moves by a little in every round.
+        zeros = jax.tree.map(jnp.zeros_like, widened(jax.tree.map(jnp.asarray, params)))
         return FedDynClient(zeros, jnp.int32(clients))
 
     @program(cohort=CLIENTS, client_state=CLIENTS)
@@ -86,9 +87,10 @@ def fed_dyn(
         own = client_state.gradient
         done = trained(work, loss, state.params, hyper, cohort, key, gradient=own)
         got = leaving(weighting, done, {"model update": done.update, "training loss": done.loss})
+        far = widened(done.update)
         # Where all count alike it is that mean again, which is not sent twice.
         with jax.named_scope("model update"):
-            went = sum(done.update)
+            went = sum(far)
         with jax.named_scope("number of all clients"):
             clients = mean(client_state.clients)
         with promoting():
@@ -98,7 +100,7 @@ def fed_dyn(
             def moved(old: jax.Array, by: jax.Array) -> jax.Array:
                 return (old + by).astype(old.dtype)
 
-            kept = jax.tree.map(lambda g, u: moved(g, theirs * u), own, done.update)
+            kept = jax.tree.map(lambda g, u: moved(g, theirs * u), own, far)
             total = jax.tree.map(lambda h, u: moved(h, weight * u / clients), state.gradient, went)
             step = jax.tree.map(
                 lambda u, h: moved(u, jnp.where(weight != 0, h / safe, 0)),

@@ -16,14 +16,13 @@ from fedgrad.algorithms.local_training import Work, as_work
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.named import BELONGS_TO_LOCAL_TRAINING
 from fedgrad.algorithms.objective import OF_THE_LOSS, Loss, require_loss, sent
-from fedgrad.algorithms.optimizer import apply, as_optimizer, start_of
+from fedgrad.algorithms.optimizer import apply, as_optimizer, start_of, widened
 from fedgrad.algorithms.restarts import require_no_restart
 from fedgrad.algorithms.settings import settings_of
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import CLIENTS
 from fedgrad.core.lossless import require_lossless
-from fedgrad.core.primitives import wide
 from fedgrad.core.program import broadcast, client_key, mean, program
 from fedgrad.core.types import Hyper, Key, Params
 
@@ -43,8 +42,9 @@ class ServerState:
     @classmethod
     def first(cls, made: Any, params: Params, rounds: Any) -> "ServerState":
         """The one before the first round."""
-        narrow = any(wide(leaf.dtype) != leaf.dtype for leaf in jax.tree.leaves(params))
-        lost = jax.tree.map(lambda x: jnp.zeros(x.shape, wide(x.dtype)), params) if narrow else None
+        whole = widened(params)
+        narrow = jax.tree.map(jnp.result_type, whole) != jax.tree.map(jnp.result_type, params)
+        lost = jax.tree.map(jnp.zeros_like, whole) if narrow else None
         return cls(params, start_of(made, params), rounds, lost)
 
     def step(self, made: Any, update: Any, **measured: Any) -> "ServerState":

@@ -17,6 +17,7 @@ from fedgrad.algorithms.optimizer import (
     is_number,
     optimizer,
     start_of,
+    widened,
 )
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
@@ -141,22 +142,25 @@ class LocalTraining:
             order, noise = jax.random.split(key)
 
             def step(carry: Any, batch: Batch, mask: jax.Array) -> Any:
-                params, state, total, seen, i = carry
+                whole, state, total, seen, i = carry
                 fresh = jax.random.fold_in(noise, i) if takes_key(loss) else None
+                params = jax.tree.map(lambda x, like: x.astype(like.dtype), whole, start)
                 value, g = slope(params, start, batch, mask, hyper, fresh)
-                params, state = apply(made, g, state, params)
+                whole, state = apply(made, g, state, whole)
                 here = jnp.sum(mask).astype(total.dtype)
-                return params, state, total + value.astype(total.dtype) * here, seen + here, i + 1
+                return whole, state, total + value.astype(total.dtype) * here, seen + here, i + 1
 
             zero = jnp.zeros((), accumulator(start))
-            carry = (start, start_of(made, start), zero, zero, jnp.int32(0))
+            # In float16 small steps would be lost, and how far a client went is a difference.
+            carry = (widened(start), start_of(made, start), zero, zero, jnp.int32(0))
             ordered = order if self.shuffle else None
             epochs = how_much("epochs", self.epochs or 1, hyper)
             steps = None if self.steps is None else how_much("steps", self.steps, hyper)
             end, _, total, seen, _ = examples.fold(
                 step, carry, self.batch_size, epochs, ordered, steps, bound
             )
-            return jax.tree.map(jnp.subtract, start, end), total / seen
+            far = jax.tree.map(lambda x, y: (x.astype(y.dtype) - y).astype(x.dtype), start, end)
+            return far, total / seen
 
         return train
 

@@ -149,11 +149,21 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
+def widened(tree: Any) -> Any:
+    """The tree in nothing narrower than float32, in which optimizers compute."""
+
+    def one(leaf: Any) -> Any:
+        dtype = jnp.result_type(leaf)
+        return leaf if wide(dtype) == dtype else leaf.astype(wide(dtype))
+
+    return jax.tree.map(one, tree)
+
+
 def start_of(made: optax.GradientTransformation, params: Any) -> Any:
     """The first state of an optimizer, in nothing narrower than float32: in float16 the small
     numbers of most are 0 (1e-8), and squares of gradients are 0 or infinite."""
     with promoting():
-        return made.init(_widened(params))
+        return made.init(widened(params))
 
 
 def apply(
@@ -167,17 +177,9 @@ def apply(
     narrower than float32, and has a derivative where the optimizer takes the root of 0."""
     update = with_roots_of_zero(made.update)
     with promoting():
-        updates, new = update(_widened(gradient), state, _widened(params), **extra)
+        updates, new = update(widened(gradient), state, widened(params), **extra)
         params = optax.apply_updates(params, updates)
     return params, jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, state)
-
-
-def _widened(tree: Any) -> Any:
-    def widened(leaf: Any) -> Any:
-        dtype = jnp.result_type(leaf)
-        return leaf if wide(dtype) == dtype else leaf.astype(wide(dtype))
-
-    return jax.tree.map(widened, tree)
 
 
 def _is_float(value: Any) -> bool:
