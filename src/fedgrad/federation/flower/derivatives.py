@@ -30,8 +30,7 @@ def derivatives(
     examples: int,
     tangents: Mapping[str, Mapping[str, np.ndarray]] = {},
 ) -> dict[str, ArrayRecord | MetricRecord]:
-    """Return the records with which a client of any framework replies to a server that tunes
-    itself.
+    """Return a client's records for a server that tunes itself, with any framework.
 
     Args:
         gradient: The gradient of the client's mean loss at the model that was broadcast, by the

@@ -100,7 +100,7 @@ class GridTransport:
     def exchange(
         self, requests: dict[int, Envelope], deadline: float, enough: Enough | None = None
     ) -> dict[int, Envelope]:
-        """Send each node its request; return the replies by the deadline, or as soon as enough."""
+        """Send each node its request; return the replies that arrive in time, or until `enough`."""
         if not requests:
             return {}
         arrived: queue.SimpleQueue[Arrived] = queue.SimpleQueue()

@@ -21,8 +21,8 @@ from fedgrad.federation.flower.derivatives import (
     shifted,
 )
 
-# Perturbations of a coordinate, by the precision of the model. They minimize the sum of the
-# rounding error (a round changes about a hundredth of the model) and the third-order error.
+# Perturbations of a coordinate, by the precision of the model. They minimize rounding error (a
+# round changes about a hundredth of the model) plus truncation error (the third derivative).
 NUDGES = {"float16": 1e-1, "float32": 2e-2, "float64": 1e-4}
 
 Aggregate = Callable[[float], ArrayRecord | None]

@@ -109,7 +109,7 @@ def _denied(error: Any) -> Denied:
 
 
 class Heartbeat:
-    """Call a function every few seconds in the background, until stopped."""
+    """A background thread that calls a function every few seconds, until stopped."""
 
     def __init__(self, beat: Callable[[], None], seconds: float) -> None:
         self._over = threading.Event()

@@ -29,7 +29,7 @@ def announced(messages: Sequence[flower.Message]) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True)
 class Post:
-    """Moves objects for a node, or for the driver of a run, through its API of the SuperLink."""
+    """Transfer of objects for a node, or the driver of a run, through its API of the SuperLink."""
 
     api: Any  # has PushObject, PullObject and ConfirmMessageReceived
     node: Any

@@ -31,8 +31,7 @@ Made = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 class SelfTuning(Strategy):
-    """Wrap a strategy so that some of its attributes and client settings follow their
-    hypergradients.
+    """A strategy that wraps another and learns attributes and client settings by hypergradients.
 
     The clients of the next round report the gradient of their loss at the new model. Its inner
     product with the derivative of that model with respect to a hyperparameter is the hypergradient.

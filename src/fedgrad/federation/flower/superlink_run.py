@@ -51,8 +51,7 @@ class RunGrid:
         with flower.no_object_id_recompute():
             request = flower.PushAppMessagesRequest(**announced(messages))
             answer = _ask(self._api.PushMessages, request)
-            # The objects that hold the envelope lead each message's list, so nodes can begin with
-            # them.
+            # Nodes can begin with the objects of the envelope, which lead each message's list.
             wanted = list(answer.objects_to_push)
             self._post.upload(self.run, answer.session_id, messages, wanted)
         return list(answer.message_ids)

@@ -24,7 +24,7 @@ class Dropped:
 
 @dataclass
 class Report:
-    """Which clients took part in a call, which did not, and what was sent."""
+    """The clients that took part in a call, those that did not, and what was sent."""
 
     program: str
     asked: dict[str, int] = field(default_factory=dict)  # clients by placement

@@ -34,7 +34,7 @@ from fedgrad.planning.plan import ready_plan
 
 @known_fields_of("flower")
 class Flower:
-    """Run programs on a federation of nodes, each of which keeps its own data.
+    """An executor that runs programs on a federation, whose nodes keep their data.
 
     Args:
         federation: The address of a SuperLink, a transport, or another executor's federation.
