@@ -1,4 +1,4 @@
-"""Real federations: what crosses the wire, what a site runs, and what it allows."""
+"""Real federations: what crosses the wire, what a site runs, and what its policy allows."""
 
 from importlib import import_module
 from typing import Any
@@ -48,7 +48,7 @@ def _connect(address: str, **how: Any) -> Transport:
     return connect(address, **how)
 
 
-# For Flower apps of others. What they are made of are extras, and slow to import.
+# For existing Flower apps. Their dependencies are extras, and slow to import.
 _ON_DEMAND = {
     "InProcessGrid": "in_process_grid",
     "SelfTuning": "strategy",

@@ -1,5 +1,5 @@
-"""The derivative of what a strategy makes of its replies, whatever strategy it is: copies of it
-aggregate them with a number nudged up and down."""
+"""Derivatives of a strategy's aggregation by finite differences. They work with any strategy:
+copies of it aggregate the replies with a number perturbed up and down."""
 
 import copy
 import logging
@@ -21,8 +21,8 @@ from fedgrad.federation.flower.derivatives import (
     shifted,
 )
 
-# Of a coordinate, by the precision of the model: where what is rounded in the model, of which a
-# round changes about a hundredth, and the third derivative leave the least error.
+# Perturbations of a coordinate, by the precision of the model. They minimize rounding error (a
+# round changes about a hundredth of the model) plus truncation error (the third derivative).
 NUDGES = {"float16": 1e-1, "float32": 2e-2, "float64": 1e-4}
 
 Aggregate = Callable[[float], ArrayRecord | None]
@@ -30,14 +30,14 @@ Aggregate = Callable[[float], ArrayRecord | None]
 
 @dataclass(frozen=True)
 class Nudged:
-    """A strategy and the replies that it is about to aggregate, neither of which is touched."""
+    """A strategy and the replies that it is about to aggregate. Neither is modified."""
 
     strategy: Any
     round: int
     replies: Sequence[Message]
 
     def by_attribute(self, name: str, value: Callable[[float], float]) -> Aggregate:
-        """The new model as a function of the nudge of an attribute."""
+        """Return the new model as a function of the perturbation of an attribute."""
 
         def aggregate(nudge: float) -> ArrayRecord | None:
             strategy = copied(self.strategy)
@@ -47,7 +47,7 @@ class Nudged:
         return aggregate
 
     def by_tangents(self, tangents: Sequence[ArrayRecord | None], slope: float) -> Aggregate:
-        """The new model as a function of how far each reply is moved along its own tangent."""
+        """Return the new model as a function of the step of each reply along its own tangent."""
 
         def aggregate(nudge: float) -> ArrayRecord | None:
             pairs = zip(self.replies, tangents, strict=True)
@@ -62,8 +62,8 @@ class Nudged:
 
 
 def derivative(aggregate: Aggregate, names: Sequence[str], precision: str) -> Arrays | None:
-    """The central difference of a new model, of its arrays of these names; None without a model.
-    One copy of the strategy is alive at a time, and two models are."""
+    """Return the central difference of the named arrays of a new model; None without a model. Only
+    one copy of the strategy and two models are alive at a time."""
     nudge = NUDGES[precision]
     with _unseen():
         up = aggregate(nudge)
@@ -71,23 +71,23 @@ def derivative(aggregate: Aggregate, names: Sequence[str], precision: str) -> Ar
         down = aggregate(-nudge)
     if up is None or down is None:
         return None
-    # In double precision, so that taking the difference rounds nothing.
+    # In double precision, so that the difference is not rounded.
     ends = zip(numpy(up, names).items(), numpy(down, names).values(), strict=True)
     return {n: ((a.astype(float) - b) / (2 * nudge)).astype(a.dtype) for (n, a), b in ends}
 
 
 def precision(replies: Sequence[Message]) -> str:
-    """The coarsest type of the numbers in models that clients trained."""
+    """Return the coarsest dtype in the models that clients trained."""
     records = [r for m in replies if not m.has_error() for r in m.content.array_records.values()]
     kinds = {array.dtype for record in records for array in record.values()} & {*NUDGES}
     return max(kinds, key=NUDGES.__getitem__, default="float32")
 
 
 def copied(strategy: Any) -> Any:
-    """A strategy that shares nothing with this one that can change."""
+    """Return a copy of a strategy that shares no mutable state with it."""
     try:
         return copy.deepcopy(strategy, {id(array): array for array in _arrays(strategy)})
-    except Exception as error:  # a lock, a file, a connection: anything can be in it
+    except Exception as error:  # it may hold anything: a lock, a file, a connection
         raise ArgumentError.here(
             f"{type(strategy).__name__} cannot be copied ({type(error).__name__}: {error}), and "
             "SelfTuning runs copies of it to see what its hyperparameters do. Keep what cannot be "
@@ -96,7 +96,7 @@ def copied(strategy: Any) -> Any:
 
 
 def _arrays(strategy: Any) -> Iterator[Array]:
-    """Flower's arrays in a strategy. They never change; once sent, they cannot be copied either."""
+    """Yield Flower's arrays in a strategy. They never change, and once sent cannot be copied."""
     left: list[Any] = [strategy]
     seen: set[int] = set()
     while left:
@@ -112,8 +112,8 @@ def _arrays(strategy: Any) -> Iterator[Array]:
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """What happens inside draws the same numbers each time, takes none from those that come after,
-    and says nothing: the log is about the round itself."""
+    """Isolate a trial aggregation: it draws the same random numbers each time, leaves the random
+    state unchanged, and logs nothing, since the log is about the round itself."""
     log = logging.getLogger("flwr")
     kept = random.getstate(), np.random.get_state(), log.disabled
     log.disabled = True

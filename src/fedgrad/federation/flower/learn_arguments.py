@@ -1,4 +1,4 @@
-"""What is to be learned, as users ask for it: refused before the first round if it cannot be."""
+"""Validation of the numbers to learn: one that cannot be learned fails before the first round."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,13 +7,13 @@ from typing import Any
 from fedgrad.core.errors import ArgumentError
 from fedgrad.federation.flower.coordinates import Bounds, Coordinate
 
-# By what a name contains: these lie between 0 and a bound below 1. All others are rates.
+# By substring of the name: these lie between 0 and a bound below 1. All others are rates.
 FRACTIONS = {"momentum": 0.999, "beta_2": 0.9999, "beta": 0.999}
-REACH = 1e4  # how many times smaller or larger than at the start a rate becomes, at most
+REACH = 1e4  # a rate changes by at most this factor from its start
 
 
 def asked(names: str | Iterable[str] | Mapping[str, Bounds], side: str) -> dict[str, Bounds | None]:
-    """What is to be learned, with the bounds that were given."""
+    """Return the names to learn, with the bounds that were given."""
     if isinstance(names, str):
         raise ArgumentError.here(f"{side}={names!r}: give a tuple of names, ({names!r},).")
     if not isinstance(names, Mapping):
@@ -30,7 +30,7 @@ def asked(names: str | Iterable[str] | Mapping[str, Bounds], side: str) -> dict[
 def starting(
     name: str, value: object, bounds: Bounds | None, where: str
 ) -> tuple[float, Coordinate]:
-    """The number that is learned, and its coordinate; refused where it could not move from."""
+    """Return the initial value and its coordinate; refuse a value that could not move."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ArgumentError.here(f"{where} is {value!r}, which is no number that can be learned.")
     value = float(value)
@@ -52,7 +52,7 @@ def starting(
 
 
 def attribute(strategy: Any, name: str) -> object:
-    """What a strategy has under a name."""
+    """Return an attribute of a strategy."""
     if not hasattr(strategy, name):
         known = [n for n, value in vars(strategy).items() if type(value) is float]
         raise ArgumentError.here(
@@ -62,7 +62,7 @@ def attribute(strategy: Any, name: str) -> object:
 
 
 def setting(config: Mapping[str, object], name: str) -> object:
-    """What the config of the first round has under a name."""
+    """Return a setting from the config of the first round."""
     if name not in config:
         raise ArgumentError.here(
             f"train_config has no {name!r}, which clients are to learn. Give its first value: "

@@ -1,4 +1,4 @@
-"""The numbers that are learned: where each is, how it moves, and the optimizer that moves them."""
+"""Learned numbers: their values, their coordinates, and the optimizer that moves them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from fedgrad.federation.flower.learn_arguments import starting
 
 @dataclass(frozen=True)
 class Learned:
-    """Numbers by name. Those that clients begin with are known when the first round begins."""
+    """Learned numbers by name. The clients' ones are added when the first round begins."""
 
     optimizer: optax.GradientTransformation
     values: Mapping[str, float] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class Learned:
     state: Any = None  # of the optimizer
 
     def begin(self, name: str, value: object, bounds: Bounds | None, where: str) -> "Learned":
-        """With one more; it is refused where it could not move."""
+        """Return a copy with one more number; refuse a number that could not move."""
         number, coordinate = starting(name, value, bounds, where)
         values = {**self.values, name: number}
         start = self.optimizer.init(dict.fromkeys(values, np.float32(0)))
@@ -31,12 +31,12 @@ class Learned:
         )
 
     def nudged(self, name: str, by: float) -> float:
-        """A number where its coordinate is that much higher."""
+        """Return a number with its coordinate increased by `by`."""
         coordinate = self.coordinates[name]
         return coordinate.value(coordinate.raw(self.values[name]) + by)
 
     def stepped(self, gradient: Mapping[str, float]) -> "Learned":
-        """After a step of the optimizer; what has no derivative yet stays."""
+        """Return a copy after an optimizer step; numbers without a derivative yet do not move."""
         whole = {name: np.float32(gradient.get(name, 0.0)) for name in self.values}
         with promoting():
             steps, state = self.optimizer.update(whole, self.state)
@@ -47,6 +47,6 @@ class Learned:
         return replace(self, values=values, state=state)
 
     def halved(self) -> "Learned":
-        """All at half of what they are, inside of their bounds."""
+        """Return a copy with all numbers halved, clipped to their bounds."""
         halves = {n: self.coordinates[n].inside(value / 2) for n, value in self.values.items()}
         return replace(self, values=halves)

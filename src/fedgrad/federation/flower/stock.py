@@ -1,8 +1,8 @@
-"""fedgrad inside Flower apps, by Flower's public API only: what `flwr run` and SuperNodes start.
+"""fedgrad inside Flower apps, started by `flwr run` and SuperNodes. Uses only Flower's public API.
 
-A SuperNode starts a process for each message. So a node keeps in Flower's state of the run what the
-resident agent (`fedgrad node`) keeps in memory, and JAX compiles again each time: slower, and it
-works wherever Flower does.
+A SuperNode starts a process for each message. A node therefore keeps in Flower's run state what the
+resident agent (`fedgrad node`) keeps in memory, and JAX compiles again each time. This is slower,
+but it works wherever Flower does.
 """
 
 import json
@@ -27,7 +27,7 @@ _SECONDS = 600.0
 
 
 def client_app() -> ClientApp:
-    """The ClientApp of a node. The site configures it where it starts its SuperNode:
+    """Return the ClientApp of a node. The site configures it when it starts its SuperNode:
 
     --node-config 'data="module:function" policy="/path/policy.toml" partition-id=0'
     """

@@ -1,4 +1,4 @@
-"""A Flower strategy around any other, whose hyperparameters follow their hypergradients."""
+"""A Flower strategy that wraps any other and learns its hyperparameters by hypergradients."""
 
 import logging
 import math
@@ -24,31 +24,42 @@ with needs("A Flower app that tunes itself", "flower"):
     from flwr.serverapp.strategy import FedAvgM, Result, Strategy
 
 _LOG = logging.getLogger("flwr")
-_SEEN = 2  # rounds after which what has had no effect will have none: momentum needs the second
+_SEEN = 2  # rounds without effect after which there will be none: momentum needs the second
 
 Names = Iterable[str] | Mapping[str, Bounds]
 Made = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 class SelfTuning(Strategy):
-    """`SelfTuning(FedAvgM(...), server=("server_learning_rate",), client=("lr",))`: the strategy,
-    with some of its attributes and of its clients' settings following their hypergradients.
+    """A strategy that wraps another and learns attributes and client settings by hypergradients.
 
-    `server`: names of attributes of the strategy. `client`: names in the `train_config` that
-    `start` gets, from where they take their first values; clients receive the learned ones there,
-    and reply with the derivatives that `torch_sgd` finds (or `derivatives`, without PyTorch). Both
-    may say within which bounds: `client={"lr": (1e-4, 1.0)}`. A rate moves by factors; what has a
-    lower bound of 0 moves between its bounds, as momentum does without being asked.
+    The clients of the next round report the gradient of their loss at the new model. Its inner
+    product with the derivative of that model with respect to a hyperparameter is the hypergradient.
+    The strategy may be any: copies of it aggregate the same replies with the hyperparameter
+    perturbed (central differences).
 
-    The clients of the next round tell the gradient of their loss at the new model. Its inner
-    product with the derivative of that model by a hyperparameter is the hypergradient. What the
-    strategy does need not be known for that: copies of it aggregate the same replies with the
-    number nudged. `optimizer`: of the numbers' coordinates, an optax optimizer.
+    The metrics of each round contain the values it used, such as "hyper.lr", and the number of
+    rejected steps and rounds so far, "fedgrad.rejected".
 
-    `guard`: a round after which the model is not finite, or its loss not finite or above the first
-    one (that is not 0) by more than so many times its size, is undone and the learned numbers are
-    halved. None only undoes what is not finite. The metrics of each round have the numbers it used,
-    as "hyper.lr", and how often something was undone so far, as "fedgrad.rejected".
+    Args:
+        strategy: The strategy to wrap.
+        server: Names of attributes of the strategy to learn, or a dict from names to bounds.
+        client: Names in the `train_config` given to `start`, which holds their initial values, or
+            a dict from names to bounds such as `{"lr": (1e-4, 1.0)}`. Clients receive the learned
+            values there and reply with the derivatives that `torch_sgd` computes (or
+            `derivatives`, without PyTorch). A rate moves by factors; a number with a lower bound
+            of 0 moves between its bounds, which is the default for momentum.
+        optimizer: The optax optimizer of the coordinates; `optax.adam(0.1)` by default.
+        guard: Undo a round and halve the learned values if the new model or its loss is not
+            finite, or if the loss exceeds the first nonzero loss by more than `guard` times its
+            size. None undoes only rounds that are not finite.
+
+    Raises:
+        ArgumentError: If nothing is learned, a value cannot be learned, or the strategy cannot be
+            copied or adds differential privacy.
+
+    Example:
+        strategy = SelfTuning(FedAvgM(...), server=("server_learning_rate",), client=("lr",))
     """
 
     def __init__(
@@ -75,29 +86,29 @@ class SelfTuning(Strategy):
             where = f"{_kind(strategy)}.{name}"
             learned = learned.begin(name, attribute(strategy, name), bounds, where)
         if isinstance(strategy, FedAvgM) and self._server:
-            strategy.server_opt = True  # else it is a plain mean, whatever is learned
+            strategy.server_opt = True  # otherwise it ignores them and takes a plain mean
         finite_differences.copied(strategy)
         self._learned, self._rejected = learned, 0
         self._forget()
 
     @property
     def hyper(self) -> dict[str, float]:
-        """The learned numbers as they are now, by name."""
+        """The current learned values, by name."""
         return dict(self._learned.values)
 
     def _forget(self) -> None:
-        """Nothing is known of the model that is broadcast next."""
-        self._sensitivity: dict[str, Arrays] = {}  # of that model, by each coordinate
-        self._before: tuple[Any, ArrayRecord] | None = None  # to go back to: strategy and model
+        """Reset: nothing is known about the next model to broadcast."""
+        self._sensitivity: dict[str, Arrays] = {}  # derivative of that model by each coordinate
+        self._before: tuple[Any, ArrayRecord] | None = None  # strategy and model to roll back to
         self._first: float | None = None
         self._used: dict[str, float] = {}
         self._effective: set[str] = set()
         self._rounds = 0
 
-    # --- what Flower calls ----------------------------------------------------------------------
+    # --- called by Flower -----------------------------------------------------------------------
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Train: the loop of the strategy's own `start`, with the arguments that it takes."""
+        """Train with the loop of the strategy's own `start`, which defines the arguments."""
         self._forget()
         own = ("configure_train", "aggregate_train", "summary")
         kind: Any = type(
@@ -106,7 +117,7 @@ class SelfTuning(Strategy):
             {name: _forwarded(getattr(self, name)) for name in own},
         )
         loop = object.__new__(kind)
-        loop.__dict__ = vars(self.strategy)  # one set of attributes, whoever changes them
+        loop.__dict__ = vars(self.strategy)  # shared, so that both see every change
         result: Result = loop.start(*args, **kwargs)
         return result
 
@@ -118,7 +129,7 @@ class SelfTuning(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's messages; their config has the learned numbers of the clients."""
+        """Return the strategy's messages, with the clients' learned values in their config."""
         for name, bounds in self._client.items():
             if name not in self._learned.values:
                 value, where = setting(config, name), f"train_config[{name!r}]"
@@ -129,7 +140,7 @@ class SelfTuning(Strategy):
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Made:
-        """Learn from the replies, and aggregate them as the strategy does with what is learned."""
+        """Learn from the replies, then aggregate them with the strategy and the learned values."""
         replies = list(replies)
         found = told(replies, self._client)
         if found is None:
@@ -153,19 +164,19 @@ class SelfTuning(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the strategy does."""
+        """Delegate to the strategy."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """As the strategy does."""
+        """Delegate to the strategy."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
-    # --- a step ---------------------------------------------------------------------------------
+    # --- one step of learning -------------------------------------------------------------------
 
     def _learn(self, found: Told) -> dict[str, float]:
-        """Move the learned numbers; their hypergradient, by coordinates, as far as it is known."""
+        """Update the learned values; return their known hypergradients, by coordinates."""
         known = self._sensitivity.items()
         gradient = {name: inner(found.gradient, direction) for name, direction in known}
         if all(map(math.isfinite, gradient.values())):
@@ -183,8 +194,8 @@ class SelfTuning(Strategy):
     def _derivatives(
         self, server_round: int, replies: Sequence[Message], found: Told
     ) -> dict[str, Arrays]:
-        """The derivative of the model that is made now, by each coordinate; one after the other,
-        so that few models are in memory."""
+        """Return the derivative of the new model by each coordinate. They are computed one after
+        the other, so that few models are in memory."""
         arrays, kind = list(found.gradient), finite_differences.precision(replies)
         known = {}
         for name, coordinate in self._learned.coordinates.items():
@@ -199,10 +210,10 @@ class SelfTuning(Strategy):
                 known[name] = result
         return known
 
-    # --- what must not happen -------------------------------------------------------------------
+    # --- guards ---------------------------------------------------------------------------------
 
     def _ran_away(self, loss: float) -> bool:
-        if not self._first:  # one of 0 says nothing about others
+        if not self._first:  # a loss of 0 gives no scale for others
             if self._first is None and not math.isfinite(loss):
                 raise FederationError.here(
                     f"The loss of the first model is {loss}, so there is nothing to learn from."
@@ -211,8 +222,8 @@ class SelfTuning(Strategy):
         return self._before is not None and bool(ran_away(loss, self._first, self.guard))
 
     def _gone_back(self, why: str) -> ArrayRecord:
-        """The model before the last round, with its strategy. The same numbers would lead there
-        again, so they are halved."""
+        """Roll back to the model and strategy before the last round. The same values would lead
+        there again, so they are halved."""
         assert self._before is not None
         strategy, arrays = self._before
         vars(self.strategy).clear()
@@ -228,7 +239,7 @@ class SelfTuning(Strategy):
         _LOG.warning("self-tuning: %s.", why)
 
     def _require_effect(self, arrays: ArrayRecord, found: Told) -> None:
-        """Raise where something is learned in vain: the model moves, whatever its number is."""
+        """Raise if a learned value has no effect: the model moves, but not with that value."""
         known = self._sensitivity
         self._effective |= {
             n for n, direction in known.items() if any(map(np.any, direction.values()))
@@ -250,7 +261,7 @@ class SelfTuning(Strategy):
     def _metrics(
         self, found: Told, metrics: MetricRecord | None = None, gradient: Mapping[str, float] = {}
     ) -> MetricRecord:
-        """Those of the strategy and ours: what this round used, and found."""
+        """Return the strategy's metrics plus the values and hypergradients of this round."""
         ours = {f"hyper.{name}": value for name, value in self._used.items()}
         ours |= {f"hypergradient.{name}": value for name, value in gradient.items()}
         ours |= {"fedgrad.loss": found.loss, "fedgrad.rejected": self._rejected}

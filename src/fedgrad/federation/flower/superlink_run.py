@@ -1,4 +1,4 @@
-"""A run at a SuperLink, driven from this process: its messages out and its replies in."""
+"""A run at a SuperLink that this process drives: sends messages and receives replies."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -10,11 +10,11 @@ from fedgrad.federation.flower.engine import DRIVEN, MESSAGE_TYPE
 from fedgrad.federation.flower.http import Denied, call
 from fedgrad.federation.flower.objects import Download, Post, TooLarge, announced
 
-_LATE = 3600.0  # seconds after which a late reply is not looked for any more
+_LATE = 3600.0  # seconds after which late replies are no longer looked for
 
 
 class RunGrid:
-    """The grid of a run that this process drives; unlike Flower's own, it never waits long."""
+    """The grid of a run that this process drives. Unlike Flower's own, it never blocks for long."""
 
     def __init__(self, api: Any, run: int, known: set[bytes] | None, most: int) -> None:
         self.run = run
@@ -26,12 +26,12 @@ class RunGrid:
         self._abandoned: dict[str, float] = {}
 
     def get_node_ids(self) -> list[int]:
-        """The nodes that are connected, and known if only known ones will do."""
+        """Return the connected nodes, restricted to known keys if any were given."""
         nodes = _ask(self._api.GetNodes, flower.GetNodesRequest()).nodes
         return [n.node_id for n in nodes if self._known is None or n.public_key in self._known]
 
     def message(self, to: int, data: flower.RecordDict, seconds: float) -> flower.Message:
-        """A message of this run. (Flower's constructor knows one run per process.)"""
+        """Create a message of this run. (Flower's constructor supports one run per process.)"""
         metadata = flower.Metadata(
             run_id=self.run,
             message_id="",
@@ -46,18 +46,18 @@ class RunGrid:
         return flower.make_message(metadata, data)
 
     def push_messages(self, messages: Iterable[flower.Message]) -> list[str]:
-        """Send messages; their ids, empty for a node that there is not."""
+        """Send messages; return their ids, empty where the node does not exist."""
         messages = list(messages)
         with flower.no_object_id_recompute():
             request = flower.PushAppMessagesRequest(**announced(messages))
             answer = _ask(self._api.PushMessages, request)
-            # Nodes can begin with what holds the envelope; it leads the list of each message.
+            # Nodes can begin with the objects of the envelope, which lead each message's list.
             wanted = list(answer.objects_to_push)
             self._post.upload(self.run, answer.session_id, messages, wanted)
         return list(answer.message_ids)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[flower.Message]:
-        """The replies that are here in full; what is on its way is fetched as far as it is."""
+        """Return the replies that are complete, and fetch the available parts of the others."""
         ids = list(message_ids)
         waiting = [name for name in ids if name not in self._arriving]
         self._arriving |= {reply.answers: reply for reply in self._announced(waiting)}
@@ -69,8 +69,8 @@ class RunGrid:
         return complete
 
     def tidy(self, unanswered: Iterable[str]) -> None:
-        """Let the SuperLink forget what has been received, and withdraw requests: a node that has
-        not begun with one will not get it any more."""
+        """Let the SuperLink forget what has been received, and withdraw unanswered requests: a node
+        that has not started on one no longer gets it."""
         received, self._received = self._received, []
         for reply in received:
             reply.discard()
@@ -90,7 +90,7 @@ class RunGrid:
         self._api.close()
 
     def keep_alive(self) -> None:
-        """Tell the SuperLink that the run goes on, and throw away what came too late."""
+        """Tell the SuperLink that the run is alive, and discard replies that came too late."""
         call(self._api.SendTaskHeartbeat, flower.SendTaskHeartbeatRequest())
         for reply in self._announced(list(self._abandoned)):
             self._abandoned.pop(reply.answers, None)
@@ -107,7 +107,7 @@ class RunGrid:
 
 
 def _advanced(reply: Download) -> flower.Message | None:
-    """The reply if it is complete; one that says what is wrong with it if it never will be."""
+    """Return the reply once it is complete, or an error message if it never will be."""
     try:
         return reply.advance()
     except (Denied, TooLarge) as failure:

@@ -1,4 +1,4 @@
-"""The commands of a federation: `fedgrad node` for a site, `fedgrad federation` for who runs it."""
+"""Commands of a federation: `fedgrad node` for a site, `fedgrad federation` for its operator."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ _FOLDER = ".fedgrad-federation"
 
 
 def add_commands(subparsers: Any) -> None:
-    """Add `node` and `federation`; each sets `run`, a function of the options to an exit code."""
+    """Add `node` and `federation`; each sets `run`, a function from the options to an exit code."""
     node = _parser(subparsers, "node", "serve a site's data to federated programs", NODE)
     _add_superlink(node)
     node.add_argument("--data", required=True, metavar="MODULE:FUNCTION")
@@ -202,7 +202,7 @@ def _register(options: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """These commands alone, as the nodes of a local federation are started."""
+    """Run these commands alone; this is how the nodes of a local federation are started."""
     parser = argparse.ArgumentParser(prog="fedgrad")
     add_commands(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
     options = parser.parse_args(argv)

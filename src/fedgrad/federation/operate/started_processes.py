@@ -1,4 +1,4 @@
-"""Processes that were started here, told from all others for as long as the machine runs."""
+"""Processes that were started here, identified reliably for as long as the machine is up."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """A process: its number, and when it was started, because numbers are used again."""
+    """A process, identified by its pid and its start time, because pids are reused."""
 
     role: str
     pid: int
@@ -21,12 +21,12 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process runs."""
+        """Whether this very process is running."""
         return started(self.pid) == self.started
 
 
 def start(role: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> Process:
-    """Start a command in a session of its own, writing to a log."""
+    """Start a command in its own session, with its output in a log."""
     with open(log, "ab") as output:
         child = subprocess.Popen(
             command,
@@ -36,17 +36,17 @@ def start(role: str, command: Sequence[str], env: Mapping[str, str], log: Path) 
             stderr=output,
             start_new_session=True,
         )
-    child.returncode = 0  # the object need not care: the process is known by its number from here
+    child.returncode = 0  # no wait needed: the process is tracked by its pid from here on
     return Process(role, child.pid, started(child.pid) or "", str(log))
 
 
 def stop(processes: Sequence[Process], patience: float = 10.0) -> None:
-    """End processes and what they started themselves: asked first, then made to."""
+    """End processes and their children: first with SIGTERM, then with SIGKILL."""
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, patience)):
         ends = time.monotonic() + seconds
         for process in processes:
             if process.alive:
-                # Its group is its own session, so this reaches its children and nobody else.
+                # The process leads its own group, so this reaches its children and nothing else.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
         while any(process.alive for process in processes) and time.monotonic() < ends:
@@ -54,9 +54,9 @@ def stop(processes: Sequence[Process], patience: float = 10.0) -> None:
 
 
 def started(pid: int) -> str | None:
-    """When a process was started, in the words of this system; None if it does not run."""
+    """Return the start time of a process in the system's own format; None if it is not running."""
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # one of ours that has ended is not to linger
+        os.waitpid(pid, os.WNOHANG)  # reap our own child, so that it is no zombie
     try:
         return _started_by_proc(pid) if Path("/proc/self/stat").exists() else _started_by_ps(pid)
     except (OSError, subprocess.CalledProcessError):
@@ -64,7 +64,7 @@ def started(pid: int) -> str | None:
 
 
 def _started_by_proc(pid: int) -> str | None:
-    # The name of the command, in parentheses, may contain anything; fields are counted after it.
+    # The command's name, in parentheses, may contain anything, so fields are counted after it.
     state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return None if state == "Z" else f"{boot}:{fields[18]}"

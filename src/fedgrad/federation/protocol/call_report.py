@@ -1,12 +1,12 @@
-"""What happened in one call of a program on a federation."""
+"""Report of one call of a program on a federation."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Bytes:
-    """Arrays that one client received and sent, in bytes. `setup`: programs and constants, which
-    a node is sent once."""
+    """Bytes of the arrays that one client received and sent. `setup` counts programs and constants,
+    which a node is sent once."""
 
     down: int = 0
     up: int = 0
@@ -15,7 +15,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A client that is in none of the sums, and why."""
+    """A client that is in none of the sums, and the reason."""
 
     client: int
     placement: str
@@ -24,18 +24,18 @@ class Dropped:
 
 @dataclass
 class Report:
-    """Who took part in a call, who did not, and what was sent."""
+    """The clients that took part in a call, those that did not, and what was sent."""
 
     program: str
     asked: dict[str, int] = field(default_factory=dict)  # clients by placement
-    answered: dict[str, int] = field(default_factory=dict)  # those that the result is of
+    answered: dict[str, int] = field(default_factory=dict)  # clients that are in the result
     dropped: list[Dropped] = field(default_factory=list)
-    restarts: int = 0  # how often it began again, without clients that were lost between rounds
+    restarts: int = 0  # times it began again without clients lost between rounds
     messages: int = 0  # times that nodes were sent something and waited for
     traffic: dict[int, Bytes] = field(default_factory=dict)  # by client, restarts included
 
     def of(self, client: int) -> Bytes:
-        """The bytes of one client, to be added to."""
+        """Return the byte counts of one client, to be added to."""
         return self.traffic.setdefault(client, Bytes())
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What can go wrong between a server and its clients."""
+"""Errors that arise between a server and its clients."""
 
 from fedgrad.core.errors import FederatedError
 
@@ -8,13 +8,13 @@ class FederationError(FederatedError):
 
 
 class NoAnswer(FederationError):
-    """Clients did not answer in time, or not with what was asked of them."""
+    """Clients did not answer in time, or their answers were not what was requested."""
 
 
 class CohortMismatch(FederationError):
-    """A client that took part in an earlier round of the call, or of which a value is needed, was
-    lost: the sums so far are over other clients than those that can still come."""
+    """A client was lost that took part in an earlier round of the call, or whose value is needed.
+    The sums computed so far are over a different set of clients than the ones that remain."""
 
 
 class Refused(FederationError):
-    """The policy of a site refuses what it was asked to do."""
+    """The policy of a site refuses a request."""

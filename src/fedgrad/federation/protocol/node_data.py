@@ -1,4 +1,4 @@
-"""A client's own data, as programs may ask for them, and as the server is told about them."""
+"""A client's own data: how programs read them, and how they are described to the server."""
 
 import functools
 import json
@@ -18,19 +18,19 @@ from fedgrad.federation.protocol.federation_errors import FederationError
 
 @dataclass(frozen=True)
 class Context:
-    """What a site's data function is told: how this node was configured."""
+    """The configuration of a node, passed to the site's data function."""
 
     config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def index(self) -> int | None:
-        """Which client this is, if its configuration says so: `partition-id`."""
+        """The index of this client, if the configuration has it as `partition-id`."""
         given = self.config.get("partition-id")
         return None if given is None else int(given)
 
 
 class OwnData:
-    """What `load(context)` returns: a tree of dicts, lists and tuples of arrays, loaded once.
+    """The tree of dicts, lists and tuples of arrays that `load(context)` returns, loaded once.
 
     A part is an entry of the outermost dict; "" is all of it.
     """
@@ -40,7 +40,7 @@ class OwnData:
 
     @property
     def tree(self) -> Any:
-        """All data, every leaf an array of numpy."""
+        """All data; every leaf is a numpy array."""
         with self._once:
             return self._tree
 
@@ -56,7 +56,7 @@ class OwnData:
         return tree
 
     def part(self, name: str) -> Any:
-        """One part of the data."""
+        """Return one part of the data."""
         if not name:
             return self.tree
         if not isinstance(self.tree, dict) or name not in self.tree:
@@ -69,30 +69,31 @@ class OwnData:
         return sorted(self.tree) if isinstance(self.tree, dict) else []
 
     def leaf(self, part: str, position: int) -> np.ndarray[Any, Any]:
-        """One array of a part, as it is."""
+        """Return one array of a part, unchanged."""
         leaves = jax.tree.leaves(self.part(part))
         if not 0 <= position < len(leaves):
             raise FederationError(f"the part {part!r} has no array {position}")
         return leaves[position]
 
     def count(self, part: str) -> int:
-        """How many examples a part has."""
+        """Return the number of examples of a part."""
         rows = {leaf.shape[:1] for leaf in jax.tree.leaves(self.part(part))}
         if len(rows) != 1 or rows == {()} or rows == {(0,)}:
             raise FederationError(f"the arrays of the part {part!r} have not one row per example")
         return int(rows.pop()[0])
 
     def rows(self, part: str, position: int, capacity: int) -> np.ndarray[Any, Any]:
-        """One array of a part as `fg.Examples` wants it: at most `capacity` examples and as many
-        spare rows, so that a slice from any example is never shifted back."""
+        """Return one array of a part in the layout of `fg.Examples`: at most `capacity` examples,
+        padded to twice the capacity so that a slice starting at any example is never shifted back.
+        """
         leaf, count = self.leaf(part, position), self.count(part)
         if count > capacity:
             raise FederationError(f"the part {part!r} has more than {capacity} examples")
         return padded([leaf], 2 * capacity)
 
     def describe(self, part: str, examples: bool) -> dict[str, str]:
-        """Structure, shapes and dtypes of a part. Seen as examples, the shape of one of them, and
-        their number only roughly: it is the client's own affair."""
+        """Return structure, shapes and dtypes of a part. For examples, return the shape of one
+        example and only a rounded number of them: the exact number is private to the client."""
         tree = self.part(part)
         leaves, structure = jax.tree.flatten(tree)
         shapes = [list(leaf.shape[1:] if examples else leaf.shape) for leaf in leaves]
@@ -105,13 +106,13 @@ class OwnData:
 
 
 def rounded_up(count: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ..."""
+    """Round up to the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ..."""
     power = 1 << (count.bit_length() - 1)
     return next(n for n in (power, power + power // 2, 2 * power) if n >= count)
 
 
 def decoded(structure: Any, leaves: list[Any]) -> Any:
-    """The tree that a structure describes, with these leaves."""
+    """Return the tree that a structure describes, with these leaves."""
     if isinstance(structure, int):
         return leaves[structure]
     if isinstance(structure, list):
@@ -139,6 +140,6 @@ def _encoded(tree: Any) -> Any:
 
 
 def load(name: str) -> Callable[[Any], Any]:
-    """The function of a site's data that `module:function` names."""
+    """Import the data function of a site, named as `module:function`."""
     function: Callable[[Any], Any] = imported(name, "the data as module:function")[1]
     return function

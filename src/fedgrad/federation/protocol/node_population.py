@@ -17,10 +17,10 @@ from fedgrad.federation.protocol.node_values import choose
 
 @dataclass(frozen=True, repr=False)
 class NodePopulation(Population):
-    """The clients that were connected when this was made, for `fg.fit` and its kind.
+    """The clients that were connected when this was created, for `fg.fit` and similar functions.
 
-    `over_select`: a sampled cohort has so many times as many candidates as it wants clients, and
-    those that answer first are the clients.
+    `over_select`: a sampled cohort has this many times as many candidates as it needs clients; the
+    first candidates to answer form the cohort.
     """
 
     everyone: Cohort = field()
@@ -34,30 +34,31 @@ class NodePopulation(Population):
         return f"NodePopulation({len(self)} clients)"
 
     def indices(self, key: jax.Array, size: int, round: int = 1, role: str = "cohort") -> Any:
-        """Which clients are drawn, by their index in the federation."""
+        """Return the drawn clients by their index in the federation."""
         return np.asarray(self.everyone.index)[super().indices(key, size, round, role)]
 
     def sample(self, key: jax.Array, size: int, round: int = 1, role: str = "cohort") -> Cohort:
-        """A cohort of `size` different clients, drawn uniformly: with the same key the same as from
-        `fg.population([client_0, client_1, ...])`, or the first to answer of those and others."""
+        """Draw a cohort of `size` distinct clients uniformly. The same key draws the same clients
+        as from `fg.population([client_0, client_1, ...])`; with `over_select`, the cohort is the
+        first to answer of those and further candidates."""
         candidates = min(len(self), math.ceil(size * self.over_select))
         asked = self.indices(key, max(size, candidates), round, role).tolist()
         return choose(self.everyone, asked, size if size < len(asked) else None)
 
     def begin(self, one: Any) -> Any:
-        """The states that clients keep on their nodes: handles."""
+        """Return handles to the initial states, which clients keep on their nodes."""
         return state.begin(one, np.asarray(self.everyone.index).tolist())
 
     def gather(self, states: Any, cohort: Any) -> Any:
-        """Of the states of all clients, those of a cohort: an argument beside it."""
+        """Return the states of a cohort's clients, an argument to pass along with the cohort."""
         return state.gather(states, cohort)
 
     def scatter(self, states: Any, cohort: Any, new: Any) -> Any:
-        """The states of all clients, of which those who have answered have new ones."""
+        """Return the states of all clients, with new ones for the clients that answered."""
         return state.scatter(states, new)
 
     def select(self, clients: Any) -> Cohort:
-        """The cohort of these clients, by their index in the federation."""
+        """Return the cohort of these clients, given by their index in the federation."""
         wanted, known = np.asarray(clients).tolist(), np.asarray(self.everyone.index).tolist()
         if not isinstance(wanted, list) or not wanted or len(set(wanted)) != len(wanted):
             raise CohortError.here(

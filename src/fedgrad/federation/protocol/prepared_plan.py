@@ -1,4 +1,4 @@
-"""A plan made ready to be run many times: clients' stages exported, the server's compiled."""
+"""A plan prepared for repeated runs: client stages are exported, server work is compiled."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ from fedgrad.planning.plan import Plan
 
 
 class Prepared:
-    """What is the same in every call of a program with arguments of the same shapes."""
+    """Everything that calls of a program share when their arguments have the same shapes."""
 
     def __init__(self, plan: Plan, platforms: tuple[str, ...]) -> None:
         self.plan = plan
@@ -44,7 +44,7 @@ class Prepared:
 
 
 def _gathered(graph: Graph) -> Graph:
-    """The same graph, in which what the server does in one go is one equation with a body."""
+    """Group each run of consecutive server equations into one equation with a body."""
     groups = [(k, list(g)) for k, g in itertools.groupby(graph.equations, lambda e: not e.bodies)]
     reads = [{v for e in group for v in e.inputs} for _, group in groups]
     equations: list[Equation] = []
@@ -64,7 +64,7 @@ def _work(equations: Sequence[Equation], wanted: set[Value]) -> Equation:
 
 
 def _compiled(body: Graph) -> Callable[..., list[Any]]:
-    """The server's work as one compiled function."""
+    """Compile the server's work into one function."""
 
     @jax.jit
     def work(*values: Any) -> list[Any]:
@@ -76,8 +76,9 @@ def _compiled(body: Graph) -> Callable[..., list[Any]]:
 
 
 def _freed(graph: Graph) -> dict[Exchange, set[Value]]:
-    """Which values that clients keep each stage is the last one to read: then they are freed. A
-    loop may hand on what it is given, under another name: that lives as long as its handle."""
+    """Return, for each exchange, the kept client values that it is the last to read, which clients
+    then free. Inputs of loops are excluded: a loop may pass them on under another name, so they
+    live as long as their handles."""
     last = last_reads(graph)
     kept = {v for r in graph.rounds for x in r.exchanges for v in x.kept if is_client(v.at)}
     kept -= {v for loop in graph.loops for v in loop.inputs}

@@ -1,7 +1,7 @@
-"""Who has to be there, and what the data of those who are there are like.
+"""Quorum: checks which clients are present and that their data match.
 
-A sum over fewer clients than the user thinks is wrong in silence. So who is connected and cannot be
-asked is named in an error, unless it was said that such clients are left out.
+A sum over fewer clients than the user expects is silently wrong. Connected clients that cannot take
+part are therefore named in an error, unless the user chose to leave such clients out.
 """
 
 import json
@@ -25,22 +25,22 @@ from fedgrad.federation.protocol.node_data import decoded
 from fedgrad.federation.protocol.node_values import NodeValue, Remote
 
 log = logging.getLogger("fedgrad.federation")
-_PAUSE = 0.2  # seconds between two looks at who is there
+_PAUSE = 0.2  # seconds between two polls of the connected nodes
 
 
 @dataclass(frozen=True)
 class Attendance:
-    """On which terms a part of the clients' data is asked for."""
+    """The terms on which a part of the clients' data is requested."""
 
-    drop: bool  # who is connected and does not answer is left out; else that is an error
-    only: tuple[int, ...] = ()  # of these clients; else of all
-    expect: int | tuple[int, ...] = 1  # at least so many, or among others these
-    wait: float = 0.0  # seconds, for those that are expected
-    said: bool = False  # by the user, who is meant; else it is all who are connected
+    drop: bool  # leave out connected clients that do not answer; otherwise they are an error
+    only: tuple[int, ...] = ()  # these clients only; () for all
+    expect: int | tuple[int, ...] = 1  # at least this many clients, or at least these
+    wait: float = 0.0  # seconds to wait for the expected clients
+    said: bool = False  # the user named the clients; otherwise all connected ones
 
     @classmethod
     def read(cls, drop: bool, which: Any, expect: Any, wait: Any) -> Self:
-        """From what a user says."""
+        """Build the terms from the user's arguments."""
         only = () if which is None else _indices(which)
         if only is None:
             raise ArgumentError.here(
@@ -68,7 +68,7 @@ class Attendance:
         return cls(drop, only, expected, float(wait), said)
 
     def short_of(self, there: Collection[int]) -> str:
-        """What is missing of what is expected, in words; "" if nothing is."""
+        """Return a message about expected clients that are missing, or "" if none are."""
         after = f" after {self.wait:g} s" if self.wait else ""
         if isinstance(self.expect, int):
             if len(there) >= self.expect:
@@ -79,7 +79,7 @@ class Attendance:
 
 
 def _whole(x: Any) -> int | None:
-    """A whole number, if it is one: also of numpy, and neither true nor 1.0."""
+    """Return `x` as an int if it is an integer, including numpy's; neither True nor 1.0 is."""
     try:
         return None if isinstance(x, bool) else operator.index(x)
     except TypeError:
@@ -87,19 +87,19 @@ def _whole(x: Any) -> int | None:
 
 
 def _indices(given: Any) -> tuple[int, ...] | None:
-    """Indices of clients, if they are some."""
+    """Return client indices as a tuple of ints, or None if that is not what they are."""
     if isinstance(given, (str, bytes, Mapping)) or not hasattr(given, "__iter__"):
         return None
     try:
         found = [_whole(x) for x in given]
-    except TypeError:  # an array of one number
+    except TypeError:  # a numpy array without dimensions
         return None
     good = tuple(x for x in found if x is not None)
     return good if len(good) == len(found) else None
 
 
 def values(federation: Federation, part: str, attendance: Attendance) -> Any:
-    """The data of clients as they are, a tree of handles; all have the same shapes."""
+    """Return the clients' data as a tree of handles; all clients must have the same shapes."""
     shapes = _described(federation, part, False, attendance)
     structure, rows, dtypes, _ = _same(shapes, "use population(...) for different numbers")
     leaves = [
@@ -110,7 +110,7 @@ def values(federation: Federation, part: str, attendance: Attendance) -> Any:
 
 
 def examples(federation: Federation, part: str, attendance: Attendance) -> Cohort:
-    """All clients, which have different numbers of examples, as a cohort of handles."""
+    """Return all clients, which may have different numbers of examples, as a cohort of handles."""
     shapes = _described(federation, part, True, attendance)
     most = max(int(shape[3]) for shape in shapes.values())
     shapes = {client: (*shape[:3], most) for client, shape in shapes.items()}
@@ -130,7 +130,7 @@ def examples(federation: Federation, part: str, attendance: Attendance) -> Cohor
 
 
 def _present(federation: Federation, part: str, attendance: Attendance) -> dict[int, int]:
-    """The clients that have a part, each with its node, as soon as all are there that have to."""
+    """Wait for the required clients; return those that have the part, each with its node."""
     ends = time.monotonic() + attendance.wait
     deadline = federation.deadline
     while True:
@@ -180,7 +180,7 @@ _LEFT_OUT = (
 def _described(
     federation: Federation, part: str, as_examples: bool, attendance: Attendance
 ) -> dict[int, Any]:
-    """(structure, shapes, dtypes, capacity) of a part, by client."""
+    """Return (structure, shapes, dtypes, capacity) of a part, by client."""
     having = _present(federation, part, attendance)
     asked = {c: having[c] for c in attendance.only or having}
     request = Envelope("describe", {"part": part, "examples": as_examples})
@@ -213,7 +213,7 @@ def _described(
 def _description(
     reply: Envelope | None, as_examples: bool
 ) -> tuple[Any, list[Any], list[Any], int] | str:
-    """What a client says of its data, or why that is nothing."""
+    """Return a client's description of its data, or the reason why there is none."""
     if reply is None:
         return "it does not answer"
     if reply.kind != "ok":
@@ -225,7 +225,7 @@ def _description(
         )
         dtypes = [jax.dtypes.canonicalize_dtype(jnp.dtype(name)) for name in names]
         rows = [tuple(map(int, shape)) for shape in shapes]
-        decoded(structure, list(zip(rows, dtypes, strict=True)))  # fits together, or raises
+        decoded(structure, list(zip(rows, dtypes, strict=True)))  # raises unless they match
         if any(n < 0 for shape in rows for n in shape) or int(capacity or 0) < as_examples:
             raise ValueError
         return structure, rows, dtypes, int(capacity or 0)
@@ -234,7 +234,7 @@ def _description(
 
 
 def _same(shapes: dict[int, Any], hint: str) -> Any:
-    """What all clients say of their data, if they say the same."""
+    """Return the common description of all clients' data; raise if they differ."""
     first, described = next(iter(shapes.items()))
     for client, other in shapes.items():
         if other != described:

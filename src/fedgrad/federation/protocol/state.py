@@ -1,7 +1,7 @@
-"""What clients keep from one round to their next: on their nodes, each that of its own last round.
+"""State that clients keep between rounds: on their nodes, each from its own last round.
 
-The server has handles only. A value has a name that is given once, so a node has what a round has
-left there or it says that this is lost; it never has another round's instead.
+The server has only handles. Every value has a unique name, so a node either has what that round
+left there or reports it as lost; it never substitutes the value of another round.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from fedgrad.federation.protocol.node_values import (
 
 
 def begin(tree: Any, clients: Sequence[int]) -> Any:
-    """The state that all clients begin with: they are sent it when they first take part."""
+    """Return the initial state of all clients; clients are sent it when they first take part."""
 
     def one(x: Any) -> NodeValue:
         array = jnp.asarray(x)
@@ -32,14 +32,14 @@ def begin(tree: Any, clients: Sequence[int]) -> Any:
 
 
 def gather(state: Any, cohort: Any) -> Any:
-    """The state of the clients of a cohort, as an argument beside it."""
+    """Return the state of a cohort's clients, an argument to pass along with the cohort."""
     handle = handles(cohort)[0]
     return choose(state, handle.clients, handle.wanted)
 
 
 def scatter(state: Any, new: Any) -> Any:
-    """The state of all clients, in which those of whom `new` is have that. What they had before,
-    their nodes forget when no other state has it any more, such as one that was saved."""
+    """Return the state of all clients, updated with `new` for the clients that it covers. Nodes
+    forget the previous values once no other state refers to them, such as a saved one."""
 
     require_kept(state, new)
 
@@ -52,12 +52,12 @@ def scatter(state: Any, new: Any) -> Any:
 
 
 def saved(state: Any) -> list[Any]:
-    """Return what a checkpoint says of a state, as JSON: a part for each of its arrays."""
+    """Return the JSON form of a state for a checkpoint: one entry for each of its arrays."""
     return [part for handle in handles(state) for part in handle.saved()]
 
 
 def restored(state: Any, found: list[Any]) -> Any:
-    """Return a state that was saved; `state` is the one that clients began with."""
+    """Return the state that was saved. `state` is the initial state of the clients."""
     leaves, structure = jax.tree.flatten(state)
     parts = zip(leaves, found, strict=True)
     return jax.tree.unflatten(structure, [leaf.restored([part]) for leaf, part in parts])

@@ -1,1 +1,1 @@
-"""Provenance: where inputs of clients' stages come from, declared by programs, checked by nodes."""
+"""Provenance of the inputs of client stages: declared by programs and checked by nodes."""

@@ -1,9 +1,10 @@
-"""Where the inputs of a client's stage may come from: said by the program, checked by the node.
+"""Declarations of the sources of a stage's inputs, made by the program and checked by the node.
 
-The server names a source for each input that is the client's own. If it were free to name any, an
-allowed mean of one array would be a mean of another, or of one row. So a program declares them, all
-inputs of a stage together: where the data decide between branches, one alternative for each way
-that the run can take, and not for each input what it can be in any of them.
+The server names a source for each input that is the client's own. If it could name any source, an
+allowed mean of one array could become a mean of another array, or of a single row. So a program
+declares the sources of all inputs of a stage jointly. Where branches depend on data, it declares
+one alternative for each path of the run, and not separately for each input everything that it can
+be on any path.
 """
 
 import functools
@@ -28,34 +29,35 @@ from fedgrad.federation.protocol.provenance.sources import (
 )
 
 At = list[int]
-Alternative = list[Source]  # of each own input of a stage
+Alternative = list[Source]  # one source for each own input of a stage
 
 
 class Origin(NamedTuple):
-    """Which stage has made a value that a node keeps, in which iteration, out of which data."""
+    """The provenance of a value that a node keeps: the stage, the iteration and the data."""
 
-    arguments: str  # a digest of what its program was run on
-    result: Source  # what a program that has the value for an argument declares it to be
+    arguments: str  # digest of the arguments' sources
+    result: Source  # the source that a program declares when it takes the value as an argument
 
     @property
     def text(self) -> str:
-        """To be kept beside the value."""
+        """The JSON text that is stored beside the value."""
         return json.dumps(self)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What a stage says of its own inputs. `plan` stands for the code of all stages of its program,
-    `arguments` for what that is run on; inputs are of these, or made by stages of the program."""
+    """A stage's declaration of its own inputs. `plan` is the digest of the code of all stages of
+    the program and `arguments` are the sources it runs on; inputs come from these arguments or from
+    stages of the same program."""
 
     plan: str
-    stage: int  # its number among those of the plan
-    loops: tuple[int | None, ...]  # around it: how often they run; None where the data decide
+    stage: int  # its number within the plan
+    loops: tuple[int | None, ...]  # lengths of the loops around it; None if data decide
     arguments: tuple[Source, ...]
-    inputs: dict[str, list[Alternative]]  # by iteration ("": all), what they may be together
+    inputs: dict[str, list[Alternative]]  # joint alternatives, by iteration ("": all of them)
 
     def __post_init__(self) -> None:
-        """It may come from outside: what does not follow the grammar is no declaration."""
+        """Validate the declaration, which may come from outside, against the grammar."""
         if type(self.plan) is not str or not is_number(self.stage):
             raise FederationError(f"no stage of a plan is {self.plan!r}, {self.stage!r}")
         if not all(n is None or is_number(n) for n in self.loops):
@@ -74,7 +76,7 @@ class Declared:
                     raise FederationError("what inputs may be together is no list")
                 for i, source in enumerate(alternative):
                     check_source(source, INPUT, f"own input {i}")
-                    resolved(source, self.arguments)  # or raises
+                    resolved(source, self.arguments)  # raises if out of range
         if len({len(a) for alternatives in self.inputs.values() for a in alternatives}) > 1:
             raise FederationError("alternatives are of different numbers of inputs")
 
@@ -87,32 +89,32 @@ class Declared:
 
     @property
     def header(self) -> dict[str, Any]:
-        """For the header of a program."""
+        """The fields for the header of a program."""
         names = ("plan", "stage", "loops", "arguments", "inputs")
         return {name: getattr(self, name) for name in names}
 
     @classmethod
     def read(cls, header: dict[str, Any]) -> "Declared":
-        """From the header of a program."""
+        """Read the declaration from the header of a program."""
         loops, arguments = (tuple(header[name]) for name in ("loops", "arguments"))
         return cls(header["plan"], header["stage"], loops, arguments, header["inputs"])
 
     def takes(self, own: int) -> bool:
-        """Is it of a stage with so many own inputs?"""
+        """Return whether the stage has this many own inputs."""
         return all(len(a) == own for alternatives in self.inputs.values() for a in alternatives)
 
     @functools.cached_property
     def made_of(self) -> list[list[str]]:
-        """The data that each argument is made of."""
+        """For each argument, the data from which it is computed."""
         return [sorted(roots(source)) for source in self.arguments]
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The data of which all that the program makes is made."""
+        """All data on which the values of this program depend."""
         return tuple(sorted({root for of in self.made_of for root in of}))
 
     def origin(self, output: int, at: Sequence[int]) -> Origin:
-        """Of a value that this stage keeps."""
+        """Return the origin of a value that this stage keeps."""
         result = ["result", self.plan, self.stage, output, list(at), self.made_of]
         return Origin(self._arguments, result)
 
@@ -121,7 +123,7 @@ class Declared:
         return hashlib.sha256(json.dumps(self.arguments).encode()).hexdigest()
 
     def is_iteration(self, at: Any) -> bool:
-        """Is that one of the iterations in which this stage is run?"""
+        """Return whether this stage is run in iteration `at`."""
         if not isinstance(at, list) or len(at) != len(self.loops):
             return False
         return all(
@@ -130,13 +132,13 @@ class Declared:
         )
 
     def choices(self, at: At) -> list[Alternative]:
-        """What the own inputs may be in an iteration, arguments being what they are here."""
+        """Return the joint alternatives of own inputs in an iteration, with arguments resolved."""
         found = self.inputs[""] if "" in self.inputs else self.inputs.get(iteration(at), [])
         return [[resolved(source, self.arguments) for source in one] for one in found]
 
     def allows(self, choice: Source, source: Any, origin: Callable[[str], Origin | None]) -> bool:
-        """Is a source that the server has named what was declared? `origin`: of a kept value, by
-        name."""
+        """Return whether a source that the server names matches the declared one. `origin` returns
+        the origin of a kept value by its name."""
         return is_source(source, NAMED) and self._is(choice, source, origin)
 
     def _is(self, choice: Source, source: Source, origin: Callable[[str], Origin | None]) -> bool:
@@ -161,10 +163,10 @@ class Declared:
     def _made(self, choice: Source, found: Origin) -> bool:
         if choice[0] == "result":
             return choice == found.result
-        here = ["result", self.plan, *choice[1:]]  # a stage of the same run, whatever it is made of
+        here = ["result", self.plan, *choice[1:]]  # a stage of the same run, on any data
         return found.arguments == self._arguments and found.result[:-1] == here
 
 
 def iteration(at: Sequence[int]) -> str:
-    """The iterations of the loops around a stage, as a key."""
+    """Return the key of an iteration of the loops around a stage."""
     return ",".join(map(str, at))

@@ -1,4 +1,4 @@
-"""Which sources the own inputs of clients' stages have in a run: a walk without values."""
+"""Symbolic walk over a plan that finds the sources of client stages' own inputs in a run."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,23 +11,23 @@ from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, is_clien
 from fedgrad.federation.protocol.provenance.declarations import Alternative, iteration
 from fedgrad.federation.protocol.provenance.sources import DECIDED, Source, row
 
-# What a value is: a source, if it is at clients; None, if it is at the server.
+# A value as the walk sees it: its source if it is at clients, None if it is at the server.
 Known = Source | None
-# Of the values at clients; of a number at the server that has chosen a branch, which one.
+# Sources of the values at clients; for the index of a cond at the server, the branch it chose.
 Env = dict[Value, Source]
 _CONSTANT: Source = ["constant"]
-MOST = 256  # alternatives
+MOST = 256  # the most alternatives of a stage
 
 T = TypeVar("T")
-Ways = Callable[..., list[list[Known]]]  # of a graph: (inputs, places) -> what outputs can be
+Ways = Callable[..., list[list[Known]]]  # of a graph: (inputs, places) -> alternatives of outputs
 
 
 class Origins:
-    """For each exchange, the loops around it and what its own inputs may be together, by iteration.
+    """For each exchange, the loops around it and the joint alternatives of its inputs by iteration.
 
-    Scans are walked through iteration by iteration, so it is exact that row 3 is read in iteration
-    3 and what came out of iteration 2. Where the data decide, every way is walked by itself: what
-    belongs to one is never mixed with what belongs to another.
+    Scans are walked iteration by iteration, so it is exact that iteration 3 reads row 3 and the
+    result of iteration 2. Where data decide, each path is walked separately, and sources of
+    different paths are never mixed.
     """
 
     def __init__(self, name: str, numbers: dict[Exchange, int]) -> None:
@@ -38,17 +38,17 @@ class Origins:
         self.found: dict[Exchange, dict[str, dict[str, Alternative]]] = {}
 
     def inputs(self, exchange: Exchange) -> dict[str, list[Alternative]]:
-        """What own inputs may be; if that is the same in all iterations, under ""."""
+        """Return the alternatives of own inputs by iteration; under "" if all iterations agree."""
         by = {
             key: [found[text] for text in sorted(found)]
-            for key, found in self.found.get(exchange, {}).items()  # nothing: a loop over nothing
+            for key, found in self.found.get(exchange, {}).items()  # empty for a loop of length 0
         }
         first = next(iter(by.values()), [])
         same = all(alternatives == first for alternatives in by.values())
         return {"": first} if by and same else by
 
     def walk(self, graph: Graph, inside: list[list[Ways]]) -> Ways:
-        """What the outputs of a graph can be together, as a function of its inputs (and places)."""
+        """Return a function from a graph's inputs (and places) to the alternatives of outputs."""
         return partial(self.run, graph, inside)
 
     def run(
@@ -80,14 +80,14 @@ class Origins:
         return self.different(outputs)
 
     def different(self, ways: list[T], key: Callable[[T], Any] = lambda way: way) -> list[T]:
-        """Each once, and not too many."""
+        """Remove duplicates and check that there are not too many alternatives."""
         if len(ways) > 1:
             ways = list({json.dumps(key(way)): way for way in ways}.values())
         self.few(ways)
         return ways
 
     def few(self, ways: Any) -> None:
-        """A site has to be told all of them, and nothing that cannot happen."""
+        """Raise if there are too many alternatives: sites are told all of them, and no others."""
         if len(ways) > MOST:
             raise PlanError.here(
                 f"{self.name}: which of their values clients use depends on the branches of "
@@ -98,7 +98,7 @@ class Origins:
             )
 
     def exchange(self, exchange: Exchange, env: Env) -> None:
-        """Note what it is given, and what it keeps."""
+        """Record the inputs of an exchange and the values that it keeps."""
         self.loops[exchange] = self.around
         found = self.found.setdefault(exchange, {}).setdefault(iteration(self.at), {})
         own = [env[v] if is_client(v.at) else _CONSTANT for v in exchange.own]
@@ -108,7 +108,7 @@ class Origins:
             env[v] = ["kept", self.numbers[exchange], j, list(self.at)]
 
     def loop(self, loop: Equation, bodies: list[Ways], env: Env) -> list[Env]:
-        """What it can add to an environment."""
+        """Return the alternatives of what a loop adds to an environment."""
         pairs = zip(loop.inputs, loop.inputs_at, strict=True)
         inputs = [_placed(env, v, at) for v, at in pairs]
         if isinstance(loop.control, Cond):
@@ -119,7 +119,7 @@ class Origins:
     def inside(
         self, length: int | None, i: int, body: Ways, inputs: list[Known], at: Any
     ) -> list[list[Known]]:
-        """One iteration of a loop."""
+        """Walk one iteration of a loop."""
         before = self.at, self.around
         self.at, self.around = (*self.at, i), (*self.around, length)
         try:
@@ -166,8 +166,8 @@ class Origins:
         return list(found.values())
 
     def cond(self, loop: Equation, bodies: list[Ways], inputs: list[Known], env: Env) -> list[Env]:
-        """Two conds that the same number chooses for take the same branch, as those do that are
-        each other's derivative."""
+        """Walk the branches. Conds with the same index take the same branch, such as a cond and its
+        derivative."""
         by, n = loop.inputs[0], len(bodies)
         known = env.get(by)
         taken = [known[2]] if known is not None and known[1] == n else range(n)
@@ -179,7 +179,7 @@ class Origins:
 
 
 def _placed(env: Env, value: Value, at: str) -> Known:
-    """A value in the form in which its place wants it: a constant may be wanted at clients."""
+    """Return a value as its place needs it: clients may need a server value as a constant."""
     if is_client(value.at):
         return env[value]
     return _CONSTANT if is_client(at) else None
@@ -194,12 +194,12 @@ def _made(loop: Equation, way: list[Known]) -> Env:
 
 
 def _stacked(column: Sequence[Known]) -> Known:
-    """Iterations as one array."""
+    """Stack the values of all iterations."""
     rows = [x for x in column if x is not None]
     return ["stack", rows] if rows else None
 
 
 def last_reads(graph: Graph) -> dict[Value, int]:
-    """Of each value, the round or loop that is the last to read it."""
+    """Return, for each value, the last round or loop that reads it."""
     found = {v: i for i, e in enumerate(graph.equations) if e.bodies for v in e.inputs}
     return found | dict.fromkeys(graph.outputs, len(graph.equations))

@@ -1,18 +1,18 @@
-"""Sources: where a client's value comes from, as programs declare it and as the server names it.
+"""Sources: the origin of a client's value, as programs declare it and as the server names it.
 
     ["data", part, i], ["rows", part, i, capacity], ["count", part], ["offset"], ["index"]
                                    exactly this
-    ["constant"]                   an array that the server sends, whatever it is
-    ["kept", stage, output, at]    what a stage of the same program has kept in iteration `at`
+    ["constant"]                   any array that the server sends
+    ["kept", stage, output, at]    value kept by a stage of the same program in iteration `at`
     ["result", plan, stage, output, at, roots]
-                                   what a program of an earlier call has kept; `roots`: for each
-                                   of its arguments, the data that this was made of
-    ["row", source, i]             row i: inside of a loop over rows, where i is the iteration
-    ["stack", [source, ...]]       rows that a loop has left, one after another
-    ["argument", i]                what this client argument of the program is
+                                   value kept by a program in an earlier call; `roots`: for each
+                                   of its arguments, the data from which it was computed
+    ["row", source, i]             row i; in a loop over rows, i is the iteration
+    ["stack", [source, ...]]       the rows that a loop produced, stacked
+    ["argument", i]                client argument i of the program
 
-`at` are the iterations of the loops around the stage, -1 for one whose length the data decide.
-Who names a source for a run says which constant, and which value that was kept, by name.
+`at` lists the current iteration of each loop around the stage, -1 for a loop whose length depends
+on data. A source that is named for a run identifies constants by digest and kept values by name.
 """
 
 import json
@@ -21,13 +21,13 @@ from typing import Any
 
 from fedgrad.federation.protocol.federation_errors import FederationError
 
-Source = list[Any]  # of the above
-DECIDED = -1  # the iteration of a loop whose length the data decide: nobody counts them
-Grammar = dict[str, tuple[Callable[[Any], bool], ...]]  # by kind, what its fields are
+Source = list[Any]  # one of the above
+DECIDED = -1  # the iteration of any loop whose length depends on data: these are not counted
+Grammar = dict[str, tuple[Callable[[Any], bool], ...]]  # by kind, a check for each field
 
 
 def is_number(x: Any) -> bool:
-    """Zero or more, and neither true nor 1.0."""
+    """Return whether `x` is an int of at least 0; neither True nor 1.0 is."""
     return type(x) is int and x >= 0
 
 
@@ -50,8 +50,8 @@ _OWN: Grammar = {
     "offset": (),
     "index": (),
 }
-# What an argument of a program can be; what an input of its stages can be, which is of its
-# arguments or made by it, and nothing else; and what the server can name in a run.
+# Sources that a program's argument may have; sources that a stage's input may have, which come from
+# the arguments or from the program itself; and sources that the server may name in a run.
 ARGUMENT: Grammar = {
     **_OWN,
     "constant": (),
@@ -67,7 +67,7 @@ NAMED: Grammar = {**_OWN, "constant": (_is_name,), "kept": (_is_name,)}
 
 
 def is_source(x: Any, grammar: Grammar) -> bool:
-    """Is that a source, and of the kinds that may stand there?"""
+    """Return whether `x` is a source of the kinds that the grammar allows."""
     if not isinstance(x, list) or not x or not isinstance(x[0], str):
         return False
     kind, *fields = x
@@ -83,14 +83,14 @@ def is_source(x: Any, grammar: Grammar) -> bool:
 
 
 def check_source(x: Any, grammar: Grammar, what: str) -> None:
-    """Raise if it is not."""
+    """Raise FederationError unless `x` is a source of the grammar."""
     if not is_source(x, grammar):
         known = ", ".join(sorted([*grammar, "row", "stack"]))
         raise FederationError(f"{what} is {json.dumps(x)}, which is none of: {known}")
 
 
 def row(source: Source, i: int) -> Source:
-    """Row i of a source."""
+    """Return row i of a source."""
     if source[0] != "stack":
         return ["row", source, i]
     if i >= len(source[1]):
@@ -100,7 +100,7 @@ def row(source: Source, i: int) -> Source:
 
 
 def roots(source: Source) -> set[str]:
-    """The data that a source is made of."""
+    """Return the data from which a source is computed."""
     kind, *rest = source
     if kind in ("data", "rows", "count"):
         return {json.dumps(source)}
@@ -114,7 +114,7 @@ def roots(source: Source) -> set[str]:
 
 
 def resolved(source: Source, arguments: Sequence[Source]) -> Source:
-    """What a source is when the arguments of its program are these."""
+    """Replace the arguments in a source by the sources of these arguments."""
     kind, *rest = source
     if kind == "argument":
         if rest[0] >= len(arguments):
