@@ -15,9 +15,8 @@ def interrupted(error: BaseException) -> bool:
 class Interrupts:
     """A context in which the second interrupt only prints a message, and the third one is obeyed.
 
-    It works in the main thread, the only one that receives signals. SIGTERM, which cloud providers
-    send before taking a machine away, exits like `sys.exit(143)`, unless the program has its own
-    handler.
+    It works in the main thread, the only one that receives signals. SIGTERM, which preempted
+    machines receive, exits like `sys.exit(143)`, unless the program has its own handler.
     """
 
     def __init__(self) -> None:

@@ -104,8 +104,8 @@ class Live:
 
 @contextmanager
 def harmless(folder: Path) -> Iterator[list[Exception]]:
-    """Turn errors of reporting into a warning, so that they do not stop training; yield a list of
-    them."""
+    """Keep errors of reporting from stopping training: suppress them, with a warning if they are
+    unexpected. Yields a list of them."""
     failed: list[Exception] = []
     try:
         yield failed

@@ -162,7 +162,7 @@ class Loop:
         }
 
     def _reason(self) -> str | None:
-        # Before the first round there are only evaluations, which are no reason to stop.
+        # Before the first round the history holds only evaluations, and other metrics are missing.
         stops = [c for c in self.callbacks if isinstance(c, Stop)] if self.at.round else []
         return next(filter(None, (stop.reason(self.history) for stop in stops)), None)
 

@@ -33,7 +33,7 @@ class Ratio:
     whole: Metric
 
     def __call__(self, params: Params, batch: Batch) -> jax.Array:
-        """Return the ratio for each example; 0 if the denominator is 0."""
+        """Return the ratio for each example; a denominator of 0 counts as 1."""
         part, whole = self.part(params, batch), self.whole(params, batch)
         return part / jnp.where(whole == 0, 1, whole).astype(part.dtype)
 

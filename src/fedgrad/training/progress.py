@@ -17,7 +17,7 @@ COMPILING = "compiling"  # shown until the first round is done
 
 
 class Line(NamedTuple):
-    """How a display draws its line, and how often."""
+    """The line of a display: functions that draw it, and the time between updates."""
 
     draw: Callable[[int, str, str], None]  # (round, values, pace)
     say: Callable[[str], None]  # prints a permanent line

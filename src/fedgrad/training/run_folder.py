@@ -41,7 +41,7 @@ class RunFolder:
     """A folder for config.json, history.jsonl and the checkpoint of a run: `fg.fit(..., out=)`.
 
     A resumed run ends exactly as if it had never been interrupted. `report.html` shows the run from
-    its first rounds on, and is updated while it goes on.
+    its first rounds on, and is updated during training.
 
     Args:
         path: The folder, created if needed.
