@@ -16,8 +16,7 @@ from fedgrad.training.result_curves import span
 @known_fields
 @dataclass(frozen=True)
 class Best:
-    """The best model of a run, available as `result.best`. Side-by-side trials each have their
-    own."""
+    """The best model of a run: `result.best`. Each of several side-by-side trials has its own."""
 
     params: Params
     round: Any  # the round after which the model was the best
@@ -64,6 +63,8 @@ class KeepBest:
 def keep_best(metric: str, maximize: bool = False) -> KeepBest:
     """Keep the model with the best value of an evaluation metric, as `result.best`.
 
+        fg.fit(..., callbacks=[fg.keep_best("eval.test.accuracy", maximize=True)])
+
     Models are compared in the rounds in which the metric is evaluated, including the evaluation
     before the first round. The best model is part of the checkpoint, so a resumed run has the same
     one.
@@ -77,9 +78,6 @@ def keep_best(metric: str, maximize: bool = False) -> KeepBest:
 
     Raises:
         ArgumentError: If `metric` does not begin with `"eval."`.
-
-    Example:
-        `fg.fit(..., callbacks=[fg.keep_best("eval.test.accuracy", maximize=True)])`
     """
     return KeepBest(metric, maximize)
 
@@ -98,8 +96,7 @@ def keeping(callbacks: Sequence[Any]) -> KeepBest | None:
 def after(
     keep: KeepBest | None, best: Best | None, round: int, found: Mapping[str, Any], params: Params
 ) -> Best | None:
-    """Return the best model after a round, whose metrics may or may not include the one
-    compared."""
+    """Return the best model after a round; unchanged if the metric was not evaluated in it."""
     if keep is None or keep.metric not in found:
         return best
     return keep.better(best, round, found[keep.metric], params)

@@ -109,8 +109,7 @@ class Course:
         cohort_size: int | None = None,
         key: Key | None = None,
     ) -> "Course":
-        """Build the course with defaults filled in; raise `ArgumentError` if the arguments do not
-        fit."""
+        """Check the arguments, fill in the defaults, and build the course."""
         require_algorithm(algorithm)
         populations = {"cohort": clients} | {
             name: clients if other is None else other for name, other in algorithm.cohorts.items()

@@ -90,8 +90,7 @@ def differences(
     if "fixed" not in then:
         free.append("fixed")
     if old.get("algorithm.program", "") == new.get("algorithm.program"):
-        # Optimizers from optax are described by their internals, whose names change between
-        # versions.
+        # Optimizers of optax are described by internal names, which change between versions.
         free += [name for name in new if name.endswith(".optimizer")]
     found = [
         name
@@ -105,8 +104,7 @@ def differences(
             meant.append("algorithm.program")  # its shapes depend on the number of examples
         found = [n for n in found if n not in meant]
     if any(n.startswith(ANOTHER_STATE) for n in found):
-        # A different algorithm implies other rounds, states and cohorts; reporting those is
-        # redundant.
+        # Another algorithm has other rounds, states and cohorts; saying so would be redundant.
         found = [n for n in found if n != "algorithm.round" and not _comes_along(n, old, new)]
     told = [name for name in found if not _digests(name)]
     # `config` mostly repeats other settings, and a command line always does, so it is reported only

@@ -42,7 +42,7 @@ class Evaluation:
         clients: A population, or a cohort such as `clients.sample(key, 1000)`, which is a fixed
             sample of the clients.
         batch_size: How many examples a client processes at a time. Defaults to the median number of
-            examples per client, and at most 100.
+            examples per client, but at most 100.
         every: How many rounds lie between two evaluations.
         held_out: Evaluate only on this held-out split of each client, which
             `fg.holding_out(algorithm, held_out)` does not train on.
@@ -124,10 +124,10 @@ class Evaluation:
         return {**found, **spreads.spread(each, getattr(self.of, "sharding", None))}
 
     def each_client(self, params: Params) -> dict[str, np.ndarray]:
-        """Return the metrics of every client, in the order of the population: `{"loss": [0.3, 1.2,
-        ...]}`.
+        """Return the metrics of every client, in the order of the population.
 
-        Requires `per_client=True`. Clients without examples have NaN.
+        For example `{"loss": [0.3, 1.2, ...]}`, with NaN for clients without examples. Requires
+        `per_client=True`.
         """
         if self.program is None or not self.per_client:
             raise ArgumentError.here(
@@ -225,8 +225,7 @@ class Evaluations:
     def names(self) -> list[str]:
         """Return the names of all metrics as they appear in a history.
 
-        If those of an evaluation are only known later, their prefix is returned, such as
-        `eval.test.`.
+        Metrics that are only known later are represented by their prefix, such as `eval.test.`.
         """
         return [
             f"eval.{name}.{metric}" if name else f"eval.{metric}"

@@ -53,8 +53,7 @@ class Result:
 
     @property
     def params(self) -> Params:
-        """The model. If the algorithm averages (`fg.averaged`, `fg.fed_auto`), this is the
-        average."""
+        """The model; with an averaging algorithm (`fg.averaged`, `fg.fed_auto`), the average."""
         return self.state.params
 
     @property

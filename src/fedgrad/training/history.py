@@ -151,8 +151,7 @@ class _Column:
         self._size += 1  # last, so that an interrupt before this leaves the column unchanged
 
     def _widen(self, name: str, round: int, value: np.ndarray) -> None:
-        """Widen the dtype to hold a value; refuse if that would change a number already
-        recorded."""
+        """Widen the dtype to hold a value of another one; refuse if a number would change."""
         dtype = np.result_type(self._values.dtype, value.dtype)
         if not all(_fits(x, dtype) for x in (self._values[: self._size], value)):
             raise MetricError.here(
@@ -164,8 +163,7 @@ class _Column:
 
 
 def _fits(values: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype represents these numbers exactly; floats may lack digits for
-    integers."""
+    """Return whether a dtype is exact for these numbers; large integers lose digits in floats."""
     if values.dtype.kind not in "iu" or dtype.kind != "f":
         return True
     # Compare Python integers: a float that was rounded up may exceed every integer of the dtype.

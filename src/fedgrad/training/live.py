@@ -53,8 +53,7 @@ _reports: list[Report] = []
 
 
 def reported_by(report: Report) -> Report:
-    """Register the function that writes the report of every run with a folder and returns its
-    path."""
+    """Register the function that writes the report of a run and returns its path."""
     _reports[:] = [report]
     return report
 
@@ -79,8 +78,7 @@ class Live:
             self._write(history, self.status)
 
     def end(self, history: History, stopped: str | None) -> None:
-        """Write the final report. `stopped` is the reason if training ended early or was
-        interrupted."""
+        """Write the final report. `stopped` is the reason if training ended early."""
         if self.status is not None:
             self._write(history, replace(self.status, running=False, stopped=stopped))
 

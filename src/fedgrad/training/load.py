@@ -35,8 +35,7 @@ class LoadedState:
 
     @property
     def last(self) -> Params:
-        """Not available for a loaded run: only the algorithm knows which model training continues
-        from."""
+        """Unavailable: only the algorithm knows which model training continues from."""
         raise RunFolderError.here(
             "A run that was loaded has its model, as params; what training goes on with is known "
             "to the algorithm. Call fg.fit as it was called then, with the same out=."

@@ -53,8 +53,7 @@ class Log:
 
 
 def read_log(path: str | os.PathLike[str]) -> History:
-    """Read the history from a log, even if the run is going on or was killed while writing a
-    line."""
+    """Read the history from a log, even of a run in progress or killed while writing a line."""
     history = History()
     lines = Path(path).read_text(encoding="utf-8").split("\n")
     for line in lines[:-1]:  # what follows the last line break is empty or an incomplete line

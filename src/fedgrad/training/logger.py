@@ -33,8 +33,7 @@ class Logger(ABC):
         self.first = 0  # earlier rounds are already in the external log and are skipped
 
     def begin(self, history: History, about: Mapping[str, Any]) -> None:
-        """Begin a run, or resume it after the rounds of `history`, which training extends in
-        place."""
+        """Begin a run, or resume it after the rounds of `history`, which training extends."""
         self.history, self.told, self.error = history, None, None
         if jax.process_index() == 0:
             self.open(about)

@@ -74,8 +74,7 @@ def is_plain(model: dict[str, Any]) -> bool:
 
 
 def _same(array: np.ndarray, kind: dict[str, Any], arrays: dict[str, np.ndarray]) -> str | None:
-    """Return where the state already holds these numbers: an average is recomputed on each
-    access."""
+    """Find the same numbers in the state: an average is a new array on each access."""
     for at, other in arrays.items():
         if at.startswith("state/") and (other.dtype, other.shape) == (array.dtype, array.shape):
             if other.tobytes() == array.tobytes() and not kind["weak"]:

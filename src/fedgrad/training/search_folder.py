@@ -183,7 +183,6 @@ def _differences(old: Standing, new: Standing) -> list[str]:
 
 
 def reported_by(report: Report) -> Report:
-    """Register the function that writes the report of every search with a folder, and opens it if
-    asked to."""
+    """Register the function that writes the report of a search, and opens it on request."""
     _reports[:] = [report]
     return report

@@ -56,8 +56,8 @@ def early_stop(
 
     Args:
         metric: The name of the metric.
-        patience: The number of recorded values without an improvement after which training stops.
-        improvement: The minimum change that counts as an improvement.
+        patience: How many recorded values in a row may lack an improvement before training stops.
+        improvement: The change that an improvement must exceed.
         maximize: Whether higher values are better; by default, lower ones are.
 
     Returns:
@@ -81,8 +81,8 @@ def early_stop(
 
 @known_arguments()
 def non_finite(metric: str = "loss") -> Stop:
-    """Stop training when a metric is not finite; side-by-side trials stop when all of them are
-    not."""
+    """Stop training when a metric is not finite; side-by-side trials, when none of them is
+    finite."""
     return Stop(metric, lambda v: None if np.isfinite(v[-1]).any() else f"{metric} is not finite")
 
 

@@ -103,8 +103,7 @@ class Climb:
 
 
 def _take(tree: Any, trials: Any) -> Any:
-    """Select some trials along the leading axis of every array; scalars are shared by all
-    trials."""
+    """Select trials along the leading axis of every array; all trials share the scalars."""
     return jax.tree.map(lambda leaf: leaf[trials] if jnp.ndim(leaf) else leaf, tree)
 
 

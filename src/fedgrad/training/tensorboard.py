@@ -31,8 +31,7 @@ class TensorBoard(Logger):
         self.flushed = time.monotonic()
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Log a round, one curve per number. A killed process loses at most about a second of
-        rounds."""
+        """Log a round, one curve per number. A killed process loses about a second at most."""
         for name, value in values.items():
             self.writer.add_scalar(name.replace(".", "/"), value, round)
         if time.monotonic() - self.flushed > FLUSH_SECONDS:
