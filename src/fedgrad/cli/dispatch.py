@@ -73,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the words to options, whose `run` is the command. As in argparse, invalid words end the
-    process."""
+    """Parse the words to options, whose `run` is the command; invalid words exit, as in
+    argparse."""
     parser, commands = _parser()
     first = next((word for word in words if not word.startswith("-")), None)
     if first is not None and first not in commands:
@@ -136,8 +136,7 @@ def _unknown(word: str, command: argparse.ArgumentParser) -> str:
 
 
 def _words(error: FederatedError) -> str:
-    """Return the message without the line of the user's code, which here is only our entry
-    point."""
+    """Return the message without its line of user code, which here is only the entry point."""
     return str(error).removeprefix(f"{caller()}: ")
 
 

@@ -15,8 +15,7 @@ HIGHER, LOWER = ("accuracy", "recall", "precision", "f1", "auc"), ("loss", "erro
 
 
 def algorithm(name: str) -> str:
-    """Return the display name: `FedAvgM` for `fedavgm` and `fed_avgm`; unknown names are
-    unchanged."""
+    """Return the display name: `FedAvgM` for `fedavgm` and `fed_avgm`; others stay unchanged."""
     return ALGORITHMS.get(name.replace("_", ""), name)
 
 
