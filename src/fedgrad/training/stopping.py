@@ -81,7 +81,7 @@ def early_stop(
 
 @known_arguments()
 def non_finite(metric: str = "loss") -> Stop:
-    """Stop training when a metric is not finite; side-by-side trials, when none of them is."""
+    """Stop training when a metric is not finite (with side-by-side trials, in all of them)."""
     return Stop(metric, lambda v: None if np.isfinite(v[-1]).any() else f"{metric} is not finite")
 
 
