@@ -200,5 +200,5 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> _Any:
-    """`fg.max` and others that people look for say why they are not there."""
+    """Refuse an unknown name; for names such as `fg.max`, explain why they do not exist."""
     _refuse_name(name, __all__)

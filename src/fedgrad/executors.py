@@ -1,5 +1,5 @@
-"""Executors run a plan. `local` is the default, `reference` is the definition, `mesh` is for many
-devices and processes, `flower` for a real federation."""
+"""Executors run a plan: `local` is the default, `reference` the definition, `mesh` is for many
+devices and processes, and `flower` for a real federation."""
 
 from fedgrad.core.program import Executor, default, default_executor, install_default
 from fedgrad.execution.local import Local as local

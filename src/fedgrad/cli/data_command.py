@@ -1,4 +1,4 @@
-"""`fedgrad data prepare`: the data of a task, converted once to a folder that opens at once."""
+"""`fedgrad data prepare`: convert the data of a task once to a folder that opens instantly."""
 
 import argparse
 import signal
@@ -28,7 +28,7 @@ FILE is one of TFF's (sqlite, also lzma-compressed), LEAF's JSON or a folder of 
 
 
 def add_command(commands: Any) -> None:
-    """Add `data`."""
+    """Add the command `data`."""
     command = commands.add_parser(
         "data",
         help="convert the data of a task once",
@@ -54,7 +54,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Convert, and say what there is."""
+    """Convert the data, and print the number of clients."""
     with _progress(shown=not (options.quiet or options.json)) as tick, _ending_cleanly():
         counts = prepare(
             options.name,
@@ -77,12 +77,12 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ending_cleanly() -> Iterator[None]:
-    """Who ends the process by SIGTERM interrupts it: files of many gigabytes do not stay."""
+    """Turn SIGTERM into an interrupt, so that incomplete files of many gigabytes are removed."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # signals are not ours
+    if threading.current_thread() is not threading.main_thread():  # signals need the main thread
         yield
         return
     before = signal.signal(signal.SIGTERM, interrupt)
@@ -94,7 +94,7 @@ def _ending_cleanly() -> Iterator[None]:
 
 @contextmanager
 def _progress(shown: bool) -> Iterator[Any]:
-    """A bar of clients, one for each pass over them."""
+    """Show a progress bar of clients for each pass over them."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     bars = Progress(
         *columns, TimeElapsedColumn(), console=Console(file=sys.stderr), disable=not shown

@@ -1,4 +1,4 @@
-"""The entry point: which command, and what its end is worth.
+"""Entry point: dispatches the command and maps its outcome to an exit code.
 
 A command is a parser that sets `run`, a function of the options that returns an exit code.
 """
@@ -55,7 +55,7 @@ WELL, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that these words name and return its exit code."""
+    """Run the command given by these words, and return its exit code."""
     options = parse(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         warnings.showwarning = _show
@@ -73,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The options that these words mean; its `run` is the command. Ends the process if there are
-    none, as argparse does."""
+    """Parse the words to options, whose `run` is the command; invalid words exit, as in
+    argparse."""
     parser, commands = _parser()
     first = next((word for word in words if not word.startswith("-")), None)
     if first is not None and first not in commands:
@@ -87,7 +87,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that shows descriptions as they are written and takes no half names."""
+    """A parser that keeps the formatting of descriptions and allows no abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
@@ -111,13 +111,13 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _version() -> str:
-    """Of everything that a question about an error needs."""
+    """Return the versions that a bug report needs."""
     python = ".".join(map(str, sys.version_info[:3]))
     return f"fedgrad {version('fedgrad')} (JAX {version('jax')}, Python {python})"
 
 
 def _add_federation(commands: Any) -> None:
-    """The commands of the federation, where that part is installed."""
+    """Add the commands of the federation, if that part is installed."""
     try:
         from fedgrad.federation.operate.commands import add_commands
     except ModuleNotFoundError as missing:
@@ -136,7 +136,7 @@ def _unknown(word: str, command: argparse.ArgumentParser) -> str:
 
 
 def _words(error: FederatedError) -> str:
-    """The message without the line of the user's code, where that line is whatever started us."""
+    """Return the message without its line of user code, which here is only the entry point."""
     return str(error).removeprefix(f"{caller()}: ")
 
 

@@ -1,4 +1,4 @@
-"""`fedgrad explain`: what differentiating a program costs."""
+"""`fedgrad explain`: the cost of differentiating a program."""
 
 import argparse
 from typing import Any
@@ -25,7 +25,7 @@ jax.ShapeDtypeStruct will do.
 
 
 def add_command(commands: Any) -> None:
-    """Add `explain`."""
+    """Add the command `explain`."""
     command = commands.add_parser(
         "explain", help="what differentiating a program costs in each mode", description=EXPLAIN
     )

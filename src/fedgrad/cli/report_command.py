@@ -1,4 +1,4 @@
-"""`fedgrad report`: make the report of a folder again."""
+"""`fedgrad report`: write the report of a folder again."""
 
 import argparse
 from pathlib import Path
@@ -17,7 +17,7 @@ works offline in any browser.
 
 
 def add_command(commands: Any) -> None:
-    """Add `report`."""
+    """Add the command `report`."""
     command = commands.add_parser(
         "report", help="make the report of a run or an experiment again", description=REPORT
     )
@@ -28,7 +28,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report and say where it is."""
+    """Write the report, and print its path."""
     path = write_report(options.folder, options.open)
     read.tell(options, path, {"folder": options.folder}, lambda: None)
     return 0

@@ -1,4 +1,4 @@
-"""`fedgrad reproduce`: a command of fedgrad-experiments, or the advice to install it."""
+"""`fedgrad reproduce`: a command of fedgrad-experiments, or a hint to install it."""
 
 import argparse
 from typing import Any
@@ -8,11 +8,11 @@ from fedgrad.reports.write import from_experiments
 
 
 def add_command(commands: Any) -> None:
-    """Add `reproduce`."""
+    """Add the command `reproduce`."""
     try:
         add = from_experiments("command")
     except MissingExtra:
-        # No word begins with this character, so even --help is answered with the advice.
+        # With a prefix that no word has, even --help is answered with the hint.
         command = commands.add_parser(
             "reproduce",
             help="run an experiment of the paper (not installed)",
@@ -26,6 +26,6 @@ def add_command(commands: Any) -> None:
 
 
 def refuse(options: argparse.Namespace) -> int:
-    """Say what to install."""
+    """Raise the error that says what to install."""
     from_experiments("command")
     return 0  # it was installed in the meantime

@@ -1,4 +1,4 @@
-"""`fedgrad train`: train on a task, with any of the algorithms as it is."""
+"""`fedgrad train`: train on a task with an algorithm, without learning hyperparameters."""
 
 import argparse
 import functools
@@ -46,13 +46,13 @@ goes on where it was interrupted; with more --rounds it continues.
 
 @dataclass(frozen=True)
 class Training(Asked):
-    """What `fedgrad train` is asked for."""
+    """The options of `fedgrad train`."""
 
     word: ClassVar[str] = "train"
 
 
 def add_command(commands: Any) -> None:
-    """Add `train`."""
+    """Add the command `train`."""
     command = commands.add_parser(
         "train",
         help="train with any algorithm; by default with one that finds its own rates",
@@ -65,13 +65,13 @@ def add_command(commands: Any) -> None:
 
 
 def prepare(training: Training) -> Trained:
-    """Make what is asked for, or say what is wrong with it."""
+    """Build the training from its options; raise `ArgumentError` if they do not fit."""
     asked, made, algorithm = decided(training)
     return Trained(asked, made, algorithm, training.command())
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, report, and say how it went."""
+    """Train, write the report, and print a summary."""
     asked = Training.of(options)
     trained = prepare(asked)
     folder = options.out or asked.folder
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     if watched(options):
         print(f"{algorithm(asked.algorithm)}, in {folder}", file=sys.stderr)
 
-    @functools.cache  # when training is over: for large models it takes a while
+    @functools.cache  # computed only after training, because it takes a while for large models
     def planned() -> Phases:
         return phases(trained.algorithm, trained.first(), trained.cohort(), rounds)
 
@@ -93,6 +93,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _keep(folder: Path, planned: Phases) -> None:
-    """The plan of a round, where all rounds have one; those of a race differ."""
+    """Write the plan of a round if all rounds share one; the rounds of a race differ."""
     if len(planned.phases) == 1:
         plans_section.keep(folder, {FIXED: planned.phases[0].plan})

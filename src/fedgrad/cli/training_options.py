@@ -1,4 +1,4 @@
-"""What `fedgrad train` and `fedgrad tune` are asked for alike, and the training that follows."""
+"""The options shared by `fedgrad train` and `fedgrad tune`, and the training they describe."""
 
 import argparse
 import inspect
@@ -25,36 +25,36 @@ from fedgrad.training.fit import fit
 from fedgrad.training.run_folder import run_folder
 from fedgrad.tuning.fed_auto import fed_auto
 
-EVALUATIONS = 20  # in a run, if nothing is said
-AUTO = "fedauto"  # finds its own rates
+EVALUATIONS = 20  # per run, by default
+AUTO = "fedauto"  # chooses its own learning rates
 TRAINED: Mapping[str, Callable[..., Algorithm]] = {AUTO: fed_auto, **ALGORITHMS}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Everything that decides what a run computes, except for how long it runs: of `fedgrad train`
-    or of `fedgrad tune`, which are classes derived from this one."""
+    """Everything that determines what a run computes, except for its length; the base class of the
+    options of `fedgrad train` and `fedgrad tune`."""
 
-    word: ClassVar[str]  # the command
+    word: ClassVar[str]  # the name of the command
 
     task: str
     task_option: Mapping[str, Any] = field(default_factory=dict)
     algorithm: str = AUTO
     set: Mapping[str, float] = field(default_factory=dict)
-    cohort: int = 0  # the task's
+    cohort: int = 0  # 0: the task's
     seed: int = 0
-    batch_size: int = 0  # the task's
+    batch_size: int = 0  # 0: the task's
     epochs: int = 1
-    weighting: str = ""  # the algorithm's
+    weighting: str = ""  # "": the algorithm's
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
-        """What is asked for; what is not said is left to its default."""
+        """Read the options that were given; the others keep their defaults."""
         given = {f.name: getattr(options, f.name) for f in fields(cls)}
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def command(self) -> list[str]:
-        """The words that ask for this, with nothing that goes without saying."""
+        """Return the command line for these options, without defaults."""
         words, usual = ["fedgrad", self.word, self.task], type(self)(self.task)
         for name in (f.name for f in fields(self)[1:]):
             value, flag = getattr(self, name), "--" + name.replace("_", "-")
@@ -64,7 +64,7 @@ class Asked:
 
     @property
     def folder(self) -> Path:
-        """Where it goes if nothing is said."""
+        """The default run folder."""
         return Path("out") / f"{self.task.replace(':', '.')}-{self.algorithm}"
 
 
@@ -72,7 +72,7 @@ A = TypeVar("A", bound=Asked)
 
 
 def add_asked(command: argparse.ArgumentParser, known: Mapping[str, Any], usual: str) -> None:
-    """The options that say what is trained; `known` algorithms, one of them the usual."""
+    """Add the options that say what is trained: `known` algorithms, with `usual` as the default."""
     add = command.add_argument
     # fmt: off
     add("task", metavar="TASK", type=read.task, help="what to learn: a name, or module:name")
@@ -96,7 +96,7 @@ def add_asked(command: argparse.ArgumentParser, known: Mapping[str, Any], usual:
 
 
 def add_run(command: argparse.ArgumentParser) -> Any:
-    """The options that say how it is run."""
+    """Add the options that say how training is run."""
     group = command.add_argument_group("the run")
     add = group.add_argument
     add("--eval-every", type=read.whole, metavar="ROUNDS", help="default: 20 times in a run")
@@ -109,7 +109,7 @@ def add_run(command: argparse.ArgumentParser) -> Any:
 
 
 def listed_names(known: Mapping[str, Any]) -> str:
-    """Tasks and algorithms, for a help text."""
+    """Return the list of tasks and algorithms for a help text."""
     names = sorted(known)
     half = -(-len(names) // 2)
     return f"""\
@@ -123,8 +123,8 @@ algorithms:  {", ".join(names[:half])},
 
 
 def decided(asked: A) -> tuple[A, Task, Algorithm]:
-    """What is asked for with what it leaves open decided, its task, and its algorithm as it is; or
-    what is wrong with it."""
+    """Fill in the defaults of the options; return these, the task and the algorithm. Raises
+    `ArgumentError` if the options do not fit together."""
     try:
         made = task(asked.task, **asked.task_option)
     except (TaskError, TypeError, ValueError) as error:
@@ -158,23 +158,23 @@ def decided(asked: A) -> tuple[A, Task, Algorithm]:
 
 @dataclass(frozen=True)
 class Trained:
-    """One training of a task: where and for how long is said when it starts."""
+    """A training of a task; its folder and length are given when it is called."""
 
-    asked: Asked  # with what it leaves open decided
+    asked: Asked  # with defaults filled in
     task: Task
     algorithm: Algorithm
     command: list[str]
 
     def first(self) -> Any:
-        """The model that it starts with."""
+        """Return the initial model."""
         return self.task.init(jax.random.fold_in(jax.random.key(self.asked.seed), 0))
 
     def cohort(self) -> Any:
-        """Clients like those of a round."""
+        """Return a cohort of the size used in a round."""
         return self.task.train.sample(jax.random.key(self.asked.seed), self.asked.cohort)
 
     def __call__(self, rounds: int, out: Path, options: argparse.Namespace) -> None:
-        """Train. Which clients take part does not depend on the algorithm."""
+        """Train. The clients of a round do not depend on the algorithm."""
         who = "train" if self.task.test is None else "test"
         evaluation = Evaluation(
             {"loss": self.task.loss, **self.task.metrics},
@@ -194,26 +194,26 @@ class Trained:
                 out,
                 resume="other data" if options.other_data else not options.restart,
                 config={self.asked.word: config},
-                open=options.open and out.name != "fixed",  # that is shown beside the other
+                open=options.open and out.name != "fixed",  # the other report shows it
             ),
             progress=watched(options),
         )
 
 
 def watched(options: argparse.Namespace) -> bool:
-    """Whether somebody looks at it."""
+    """Return whether to show progress."""
     return not (options.quiet or options.json)
 
 
 def introduce(options: argparse.Namespace, asked: Asked, made: Task) -> None:
-    """Say what the task is."""
+    """Print what the task is."""
     if watched(options) and made.about:
         print(f"{asked.task}: {made.about}.", file=sys.stderr)
 
 
 @contextmanager
 def reporting(folder: Path, keep: Callable[[], None]) -> Iterator[None]:
-    """Around training: who interrupts it has a report of what there is, with what `keep` writes."""
+    """Call `keep` after training; if training is interrupted, also write the report so far."""
     try:
         yield
     except RunFolderError as error:
@@ -223,7 +223,7 @@ def reporting(folder: Path, keep: Callable[[], None]) -> Iterator[None]:
         )
         raise
     except KeyboardInterrupt as stopped:
-        with suppress(FederatedError):  # perhaps there is nothing to report yet
+        with suppress(FederatedError):  # there may be nothing to report yet
             keep()
             stopped.add_note(f"What there is so far: {write_run_report(folder)[0]}")
         raise

@@ -1,4 +1,4 @@
-"""`fedgrad tune`: train on a task with hyperparameters that are learned, and with them fixed."""
+"""`fedgrad tune`: train on a task with learned hyperparameters, and again with fixed ones."""
 
 import argparse
 import sys
@@ -41,7 +41,7 @@ and report.html. The same command goes on where it was interrupted; with more --
 
 
 def add_command(commands: Any) -> None:
-    """Add `tune`."""
+    """Add the command `tune`."""
     words = "train with hyperparameters that are learned, and with them fixed"
     command = commands.add_parser(
         "tune", help=words, description=TUNE, usage="fedgrad tune TASK [options]"
@@ -79,7 +79,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, report, and say how it went."""
+    """Train, write the report, and print a summary."""
     asked = Tuning.of(options)
     prepared = prepare(asked)
     folder = options.out or asked.folder

@@ -1,4 +1,4 @@
-"""What `fedgrad tune` is asked for, and the two trainings that follow from it."""
+"""The options of `fedgrad tune`, and the two trainings they describe."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,14 +18,14 @@ from fedgrad.reports.run_source import FIXED, LEARNED
 from fedgrad.tasks import Task
 from fedgrad.tuning.self_tuning import self_tuning
 
-# Learned if nothing is named, where the algorithm has them.
+# Learned by default, if the algorithm has them.
 USUAL = ("server.learning_rate", "server.momentum")
 OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
 
 
 @dataclass(frozen=True)
 class Tuning(Asked):
-    """What `fedgrad tune` is asked for."""
+    """The options of `fedgrad tune`."""
 
     word: ClassVar[str] = "tune"
 
@@ -44,24 +44,24 @@ class Tuning(Asked):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task, an algorithm as it is and one that learns."""
+    """The learned and the fixed training of a task."""
 
     runs: Mapping[str, Trained]  # "learned" and "fixed"
 
     @property
     def asked(self) -> Tuning:
-        """What was asked for, with what it leaves open decided."""
+        """The options, with defaults filled in."""
         found = self.runs[LEARNED].asked
         assert isinstance(found, Tuning)
         return found
 
     @property
     def task(self) -> Task:
-        """What both learn."""
+        """The task of both trainings."""
         return self.runs[LEARNED].task
 
     def plans(self) -> dict[str, Plan]:
-        """What a training round does; every one does the same."""
+        """Return the plan of a training round for each run; all of its rounds share one."""
         key, cohort = jax.random.key(self.asked.seed), self.runs[LEARNED].cohort()
         return {
             name: plan(
@@ -76,12 +76,12 @@ class Prepared:
         }
 
     def keep_plans(self, folder: Path) -> None:
-        """Write what a report says of them."""
+        """Write the plans to a folder, for its report."""
         plans_section.keep(folder, self.plans())
 
 
 def prepare(tuning: Tuning) -> Prepared:
-    """Make what is asked for, or say what is wrong with it."""
+    """Build both trainings from the options; raise `ArgumentError` if they do not fit."""
     asked, made, fixed = decided(tuning)
     fixed.require_stateless_clients("self_tuning")
     known = list(names_of.paths(fixed.hyper))
@@ -108,7 +108,7 @@ def prepare(tuning: Tuning) -> Prepared:
 
 
 def _judges(asked: Tuning, made: Task) -> Any:
-    """Whose loss says how good hyperparameters are."""
+    """Return the clients whose loss judges the hyperparameters."""
     if asked.gradient_from != "validation":
         return asked.gradient_from
     if made.validation is None:
@@ -120,7 +120,7 @@ def _judges(asked: Tuning, made: Task) -> Any:
 
 
 def _optimizer(asked: Tuning) -> optax.GradientTransformation:
-    """Of the hyperparameters, each of which is one number."""
+    """Return the optimizer of the hyperparameters, each of which is a scalar."""
     steps = [OPTIMIZERS[asked.hyper_optimizer or "adam"](asked.hyper_learning_rate)]
     if asked.clip is not None:
         steps.insert(0, optax.clip_by_global_norm(asked.clip))
@@ -130,7 +130,7 @@ def _optimizer(asked: Tuning) -> optax.GradientTransformation:
 
 
 def _forms(asked: Tuning, learn: list[str]) -> dict[str, Form]:
-    """How each hyperparameter is learned."""
+    """Return the parametrization of each learned hyperparameter."""
     kinds, bounds = asked.parametrization or {}, asked.bounds
     kinds = dict.fromkeys(learn, kinds) if isinstance(kinds, str) else kinds
     otherwise = usual if asked.hyper_optimizer is None else linear  # as in fg.self_tuning

@@ -1,1 +1,1 @@
-"""Reports: one HTML file that says what a run or an experiment did, for any browser, offline."""
+"""Reports of runs and experiments, each a single HTML file that works offline in any browser."""

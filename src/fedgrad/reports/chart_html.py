@@ -1,5 +1,6 @@
-"""A chart on a page: curves as SVG that stretches to the width it gets, labels as HTML that stays
-readable. A little script (page.js) adds what is under the pointer; without it, the chart is there.
+"""A chart on a page, as an SVG that stretches to the available width, with readable HTML labels.
+
+A small script (page.js) shows the values under the pointer; the chart works without it.
 """
 
 import json
@@ -14,11 +15,11 @@ from fedgrad.show.markup import Html, element
 from fedgrad.show.numbers import number, percent
 
 WIDE, HIGH = 1000, 500  # units of the drawing, not pixels
-MOST = 800  # points of a curve: more than a screen can tell apart
+MOST = 800  # per curve, more than a screen can resolve
 
 
 def html(chart: Chart, class_: str = "") -> Html:
-    """A figure with a heading, a legend, curves over axes, and remarks."""
+    """Return a figure with a heading, a legend, curves over axes, and remarks."""
     one = drawn(replace(chart, curves=[_thinned(curve) for curve in chart.curves]))
     names = named(one.curves)
     about = " · ".join(filter(None, (chart.y_name, chart.note)))
@@ -54,7 +55,7 @@ def html(chart: Chart, class_: str = "") -> Html:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """The curve with as many points as can be seen: its last one, and others at equal distances."""
+    """Subsample a curve to at most `MOST` evenly spaced points, including the last one."""
     if len(curve.x) <= MOST:
         return curve
     kept = np.unique(np.linspace(0, len(curve.x) - 1, MOST).round().astype(int))
@@ -73,7 +74,7 @@ def _key(curve: Curve) -> Html:
 
 
 def _data(one: Drawn) -> list[dict[str, object]]:
-    """What the script shows under the pointer: places in the drawing, and words."""
+    """Return what the script shows under the pointer: positions in the drawing, and labels."""
     across, up = one.across, one.up
 
     def kept(curve: Curve, what: Callable[[float, float], object]) -> list[object]:

@@ -1,4 +1,4 @@
-"""The middle of a run's report: how training went, and what the hyperparameters did."""
+"""The middle of a run's report: training curves and learned hyperparameters."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ from fedgrad.show.numbers import duration, percent
 
 COLOURS = ("p0", "p2", "p1", "p3", "p4")
 MILESTONES = 6
-SMOOTHED = 20  # a curve that is noisy is averaged over this part of its rounds
-MARKED = 40  # more evaluations than these are no longer marked one by one
+SMOOTHED = 20  # a noisy curve is averaged over 1/SMOOTHED of its rounds
+MARKED = 40  # with more evaluations than this, single ones are not marked
 CAVEATS = {
     "tuned": "Both runs start from the same model and hyperparameters and see the same clients in "
     "the same order. It is one seed: run others before trusting a small difference.",
@@ -27,7 +27,7 @@ CAVEATS = {
 
 
 def training(run: Run) -> list[Content]:
-    """Everything that is measured: curves over rounds and over bytes, then numbers."""
+    """Return curves of all measured metrics over rounds and over bytes, then a table."""
     priced = all(run.sent(name) for name in run.entries)
     charts = []
     for key in run.measured:
@@ -44,7 +44,7 @@ def training(run: Run) -> list[Content]:
 
 
 def hyperparameters(run: Run) -> list[Content]:
-    """What was learned, round by round."""
+    """Return curves of the learned hyperparameters and of their hypergradients."""
     found = run.metrics()
     about = "The derivative of the loss by each hyperparameter, along which its optimizer moves it."
     charts = [
@@ -65,7 +65,7 @@ def hyperparameters(run: Run) -> list[Content]:
 
 
 def ordered(run: Run) -> list[str]:
-    """The entries in the order in which they get colours; of trials, the best come first."""
+    """Return the entries in the order of their colors; the best trials come first."""
     names = list(run.entries)
     if not run.trials or not run.measured:
         return names
@@ -75,12 +75,12 @@ def ordered(run: Run) -> list[str]:
 
 
 def drawn(run: Run, name: str, series: Series, label: str = "") -> Curve:
-    """A curve in the colour of its entry; of many, those after the fifth are thin."""
+    """Return a curve in the color of its entry; those after the fifth are thin."""
     place = ordered(run).index(name)
     known = place < len(COLOURS)
     look: Look = "line" if known else "thin"
     colour = COLOURS[place] if known else "line"
-    if run.compared:  # one run alone is blue, whatever it is
+    if run.compared:  # a single run is always blue
         colour = {LEARNED: "p0", FIXED: "p2"}.get(name, colour)
     return Curve(label or name, series.rounds, series.values, colour, look, series.band)
 
@@ -105,7 +105,7 @@ def _values(run: Run, name: str) -> Html:
 
 
 def _switch() -> list[Html]:
-    """Two radio buttons; the style sheet shows the charts of the one that is chosen."""
+    """Return two radio buttons; the style sheet shows the charts of the selected one."""
     buttons = {"by-round": "rounds", "by-traffic": "bytes sent"}
     inputs = [
         element("input", type="radio", name="axis", id=key, class_="axis", checked=i == 0)
@@ -146,7 +146,7 @@ def _measured(run: Run, key: str, by_traffic: bool = False) -> Html:
 
 
 def _smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of the last values; not finite as soon as one of them is not."""
+    """Return the trailing mean; it is NaN while a non-finite value is in the window."""
     values = np.where(np.isfinite(values), values, np.nan)
     begin = [values[:end].mean() for end in range(1, min(window, len(values) + 1))]
     whole = np.lib.stride_tricks.sliding_window_view(values, min(window, len(values)))
@@ -154,20 +154,20 @@ def _smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def _milestones(run: Run) -> Html | None:
-    """The curves as numbers, at a few rounds that all have."""
+    """Return a table of the curves at a few rounds that all of them have."""
     shown = [
         (key, name, run.by_round(name, key))
         for key in run.measured
         for name in run.entries
         if key in run.curves[name]
     ]
-    # Evaluations happen before the first round, too; what is measured in a round does not.
+    # Round 0 has evaluations but no training metrics.
     rounds = sorted(set.intersection(*(set(values) | {0} for _, _, values in shown)))
     rounds = [r for r in rounds if r or any(0 in values for _, _, values in shown)]
     if not rounds:
         return None
     if len(rounds) > MILESTONES:
-        # Denser at the start, where more happens.
+        # Choose more rounds at the start, where more happens.
         places = [(i / (MILESTONES - 1)) ** 2 * (len(rounds) - 1) for i in range(MILESTONES)]
         rounds = list(dict.fromkeys(rounds[round(place)] for place in places))
     rows = [
@@ -181,7 +181,7 @@ def _milestones(run: Run) -> Html | None:
 
 
 def _ends(run: Run) -> Html:
-    """Where each of several has arrived: at its end, and from the lowest seed to the highest."""
+    """Return a table of the final values of several runs, with their range over seeds."""
     seeds = any(one.seeds > 1 for one in run.entries.values())
     columns = ["", *(["seeds"] if seeds else []), "rounds", *map(title, run.measured), "time"]
     rows = []
@@ -191,7 +191,7 @@ def _ends(run: Run) -> Html:
         seconds = one.seconds
         time = "" if seconds is None or run.trials else duration(seconds)
         rows.append((name, *([one.seeds] if seeds else []), f"{one.last:,}", *cells, time))
-    if run.trials or not any(row[-1] for row in rows):  # trials take their time together
+    if run.trials or not any(row[-1] for row in rows):  # trials share their time
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return table(columns, rows)
 

@@ -1,4 +1,4 @@
-"""A page: everything in one file, in the reader's colours, and nothing is fetched from anywhere."""
+"""A self-contained HTML page, in the reader's color scheme, that fetches nothing."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ from fedgrad.show.pen import INK, colours
 
 
 class ReportError(FederatedError):
-    """A folder does not hold what a report is made from."""
+    """Raised when a folder does not hold what a report needs."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """The heading as the name of a place on the page."""
+        """The heading as an HTML id."""
         return re.sub(r"\W+", "-", self.heading.lower()).strip("-")
 
 
 def page(
     title: str, head: Content, sections: Sequence[Section], foot: Content, live: bool = False
 ) -> str:
-    """The whole document. A live one loads itself again, as long as it is that."""
+    """Return the HTML document. A live page reloads itself until the run has ended."""
     script = _file("page.js")
-    # Whatever is on the page, only our own script runs, and nothing is loaded.
+    # Whatever the page contains, only our own script may run, and nothing is loaded.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     body = element(
@@ -53,7 +53,7 @@ def page(
             element("meta", http_equiv="Content-Security-Policy", content=policy),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="color-scheme", content="light dark"),
-            # Without scripts, too, though then it begins at its top again.
+            # Without scripts the page reloads too, but loses its scroll position.
             element("noscript", element("meta", http_equiv="refresh", content="10"))
             if live
             else None,
@@ -67,17 +67,17 @@ def page(
     return f"<!doctype html>\n{document}\n"
 
 
-LONG = 30  # characters of a cell, which then has several lines
+LONG = 30  # characters of a cell, above which it wraps
 
 
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Content]], last_is_total: bool = False
 ) -> Html:
-    """Names on the left, numbers on the right."""
+    """Return a table with names on the left and right-aligned numbers."""
     rows = list(rows)
 
     def cell(kind: str, i: int, content: Content) -> Html:
-        long = type(content) is str and len(content) > LONG  # and not HTML
+        long = type(content) is str and len(content) > LONG  # excludes HTML, a subclass of str
         return element(kind, content, class_=("right long" if long else "right") if i else None)
 
     head = element("tr", [cell("th", i, name) for i, name in enumerate(columns)])
@@ -95,23 +95,23 @@ def table(
 
 
 def listing(facts: Iterable[tuple[str, Content]]) -> Html:
-    """Names and what they are."""
+    """Return a list of names with their values."""
     return element("dl", [join(element("dt", k), element("dd", v)) for k, v in facts])
 
 
 def again(command: Iterable[object]) -> list[Html]:
-    """The command that does the same."""
+    """Return a paragraph with the command that repeats the run."""
     words = shlex.join(map(str, command))
     return [element("p", "To run it again:"), element("pre", element("code", words))]
 
 
 def versions(found: Mapping[str, object]) -> str:
-    """What it was made with."""
+    """Format the versions of packages."""
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def picture(svg: str, name: str) -> Html:
-    """An SVG document as a part of a page. Its ids get a prefix, so that two can be on one."""
+    """Embed an SVG document in a page; prefix its ids so that several can coexist."""
     text = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     try:
         root = ElementTree.fromstring(text)

@@ -1,4 +1,4 @@
-"""How good the model is for each client: who is left behind when the mean looks well."""
+"""The distribution of metrics over clients, which shows who is worse off than the mean."""
 
 import itertools
 import math
@@ -27,12 +27,12 @@ ABOUT = (
 
 
 def has_spread(run: Run) -> bool:
-    """Whether clients were evaluated one by one."""
+    """Return whether per-client metrics were evaluated."""
     return any(one.spreads for one in run.entries.values())
 
 
 def clients(run: Run) -> list[Content]:
-    """A histogram and the course of each metric, and numbers."""
+    """Return a histogram and a curve over rounds for each metric, and a table."""
     names = list(dict.fromkeys(name for one in run.entries.values() for name in one.spreads))
     charts = [chart for name in names for chart in (_histogram(run, name), _course(run, name))]
     return [
@@ -43,7 +43,7 @@ def clients(run: Run) -> list[Content]:
 
 
 def bins(values: Sequence[np.ndarray]) -> np.ndarray:
-    """The edges of intervals of one round size that hold all values that are finite."""
+    """Return the edges of equal bins of a round width that cover all finite values."""
     flat = np.concatenate([np.ravel(v) for v in values])
     flat = flat[np.isfinite(flat)]
     if not len(flat) or flat.min() == flat.max():
@@ -58,7 +58,7 @@ def bins(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _name(spread: str) -> str:
-    """`eval.test.per_client.loss` is of `eval.test.loss`."""
+    """Return the metric of a distribution: `eval.test.loss` for `eval.test.per_client.loss`."""
     return spread.replace(f".{PREFIX}.", ".")
 
 
@@ -67,7 +67,7 @@ def _unit(spread: str) -> Unit:
 
 
 def _histogram(run: Run, name: str) -> Html:
-    """Of one run its first and its last evaluation; of several the last of each."""
+    """Return a histogram: the first and the last evaluation of one run, or the last of several."""
     found = [(entry, run.entries[entry].spreads.get(name)) for entry in ordered(run)]
     there = [(entry, spread) for entry, spread in found if spread is not None][:3]
     shown = {entry: (spread.values[-1], "") for entry, spread in there}
@@ -106,8 +106,8 @@ def _at(spread: Spread, i: int) -> tuple[str, np.ndarray]:
 
 
 def _course(run: Run, name: str) -> Html:
-    """Over rounds: of one run the median, most clients and the worst tenth; of several the worst
-    tenth of each."""
+    """Return curves over rounds: for one run the median client, a band of 8 in 10 clients and the
+    worst tenth; for several the worst tenth of each."""
     metric = name.rpartition(".")[2]
     there = [entry for entry in ordered(run) if name in run.entries[entry].spreads]
     if len(there) == 1:

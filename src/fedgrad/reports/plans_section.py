@@ -1,4 +1,4 @@
-"""What a report says of the plans of a run, kept in its folder: `plans.json` and one SVG each."""
+"""The plans of a run, kept in its folder as `plans.json` and one SVG for each."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ HEADINGS = {"fixed": "a training round", "learned": "a training round that learn
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """The plan of one training round: who is sent how much, and its picture."""
+    """The plan of one training round: its traffic and its picture."""
 
     name: str
     rounds: int  # of communication
@@ -21,19 +21,19 @@ class KeptPlan:
     traffic: tuple[Traffic, ...]
     memory: Mapping[str, int]
     readdressed: tuple[str, ...]
-    picture: str = ""  # in a file of its own
+    picture: str = ""  # stored in a separate file
 
     def sent(self) -> tuple[int, int]:
-        """Bytes down and up in one training round, all clients together.
+        """Return the bytes down and up in one training round, summed over all clients.
 
-        A loop whose trip count the data decide counts once, as in the plan.
+        A loop with a data-dependent trip count counts once, as in the plan.
         """
         counts = [(t, self.clients[t.placement] * (t.times or 1)) for t in self.traffic]
         return sum(t.down_bytes * n for t, n in counts), sum(t.up_bytes * n for t, n in counts)
 
 
 def keep(folder: Path, plans: Mapping[str, Plan]) -> None:
-    """Write what a report needs of these plans of one training round, by the name of their run."""
+    """Write what a report needs of the plans of a training round, by the name of their run."""
     folder.mkdir(parents=True, exist_ok=True)
     words = {}
     for name, plan in plans.items():
@@ -46,7 +46,7 @@ def keep(folder: Path, plans: Mapping[str, Plan]) -> None:
 
 
 def kept(folder: Path) -> dict[str, KeptPlan]:
-    """What `keep` wrote; nothing if it never did."""
+    """Read what `keep` wrote, or return an empty dict if there is nothing."""
     path = folder / "plans.json"
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""The race of a run: who took part, who was dropped, when and why."""
+"""The race of a run: its candidates, and when and why each was dropped."""
 
 import math
 from collections.abc import Mapping
@@ -26,20 +26,20 @@ ABOUT = (
 
 @dataclass(frozen=True)
 class Race:
-    """The candidates of one race by name, their losses and ranks, and who is left alone."""
+    """The candidates of a race by name, with their losses and ranks, and the winner."""
 
     losses: Mapping[str, Series]
     ranks: Mapping[str, Series]
-    winner: str | None  # None: it is not over, or nobody has told
+    winner: str | None  # None if the race goes on, or the winner was not recorded
     over: bool
-    pace: Series | None = None  # of the winner: what its rates are multiplied with
+    pace: Series | None = None  # the factor on the winner's rates
 
     def until(self, name: str) -> int:
-        """The last round that a candidate raced in."""
+        """Return the last round in which a candidate raced."""
         return int(self.ranks[name].rounds[-1])
 
     def mean(self, name: str, of: Mapping[str, Series], end: int) -> float:
-        """The mean over those rounds that counted in the stage that ended then."""
+        """Return the mean over the rounds that counted for the cut after round `end`."""
         first = min(int(series.rounds[0]) for series in self.ranks.values())
         begin = max([first - 1, *(e for e in map(self.until, self.ranks) if e < end)])
         over = self.over or end < max(map(self.until, self.ranks))
@@ -49,18 +49,18 @@ class Race:
         return float(np.mean(values)) if len(values) else math.nan
 
     def stays(self, name: str, end: int) -> bool:
-        """Whether a candidate was left after that round."""
+        """Return whether a candidate was still in the race after round `end`."""
         return self.until(name) > end or name == self.winner
 
     def went_back(self) -> list[int]:
-        """The rounds in which the winner began again where it had been, because it got worse."""
+        """Return the rounds in which the winner was rolled back because its loss rose."""
         if self.pace is None:
             return []
         slower = np.diff(self.pace.values, prepend=1.0) < 0
         return [int(round) for round in self.pace.rounds[slower]]
 
     def order(self) -> list[str]:
-        """The candidates: the winner, then those that stayed longest, then by rank."""
+        """Sort the candidates: the winner, then those that stayed longest, then by rank."""
 
         def place(name: str) -> tuple[bool, int, float]:
             end = self.until(name)
@@ -70,12 +70,12 @@ class Race:
 
 
 def has_race(run: Run) -> bool:
-    """Whether there was one."""
+    """Return whether the run had a race."""
     return any(name.startswith(RANK) for name in run.curves[run.main])
 
 
 def won(run: Run) -> str:
-    """Who won, in a sentence; nothing as long as it is not over."""
+    """Return a sentence that names the winner, or "" while the race goes on."""
     if not has_race(run) or (run.compared and not run.tuned):
         return ""
     whole = _races(run).get("")
@@ -89,8 +89,8 @@ def won(run: Run) -> str:
 
 
 def race(run: Run) -> list[Content]:
-    """A chart of the candidates' losses, which end where they were dropped, and a table; also of
-    races among the candidates of one name."""
+    """Return a chart of the candidates' losses, each of which ends where it was dropped, and a
+    table; nested races inside of a candidate follow."""
     races = _races(run)
     return [
         element("p", f"Of {run.main}. {ABOUT}" if run.compared else ABOUT, class_="note"),
@@ -102,7 +102,7 @@ def race(run: Run) -> list[Content]:
 
 
 def _slower(race: Race) -> str:
-    """That the winner went back, in a sentence, if it did."""
+    """Return a sentence about the rollbacks of the winner, or "" if there were none."""
     back = race.went_back()
     if not back:
         return ""
@@ -135,7 +135,7 @@ def _shown(race: Race) -> list[Content]:
 
 
 def _then(race: Race, name: str, loss: float, first: bool) -> str:
-    """What became of a candidate, and why."""
+    """Return what became of a candidate, and why."""
     end = race.until(name)
     if name == race.winner:
         slower = _slower(race)
@@ -143,7 +143,7 @@ def _then(race: Race, name: str, loss: float, first: bool) -> str:
     stayed = [race.mean(n, race.ranks, end) for n in race.ranks if race.stays(n, end)]
     if not stayed and race.over:
         return "had the best rank" if first else ""
-    if not stayed:  # nobody was dropped then: it is still going on
+    if not stayed:  # no one was dropped at that round: the race goes on
         return "leads" if first else "is still in it"
     if not math.isfinite(loss):
         return "dropped: diverged"
@@ -152,7 +152,7 @@ def _then(race: Race, name: str, loss: float, first: bool) -> str:
 
 
 def _races(run: Run) -> dict[str, Race]:
-    """The races of a run: that of all, called "", and those inside of a candidate, by its name."""
+    """Return the races of a run: the main one as "", and nested ones by their candidate's name."""
     curves = run.curves[run.main]
     found: dict[str, Race] = {}
     for group in sorted(

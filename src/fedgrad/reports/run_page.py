@@ -1,4 +1,4 @@
-"""The report of a run: what was learned, how well it trains, and what it sends."""
+"""The report of a run: its training curves, learned hyperparameters and traffic."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ GRAPHS = {
 }
 
 
-FEW = 6  # hyperparameters in one line
+FEW = 6  # hyperparameters on one line, at most
 
 
 def run_page(run: Run, more: Sequence[Section] = ()) -> str:
-    """The whole document, with sections that only somebody else knows of."""
+    """Return the HTML document, with further sections from the caller."""
     sections = [Section("Training", training(run))] if run.measured else []
     if has_spread(run):
         sections.append(Section("Clients", clients(run)))
@@ -40,7 +40,7 @@ def run_page(run: Run, more: Sequence[Section] = ()) -> str:
     if configuration := [part for part in _configuration(run) if part is not None]:
         sections.append(Section("Configuration", configuration))
     made = versions(run.config.get("versions") or {"fedgrad": version("fedgrad")})
-    if run.status is None or not run.status.began:  # so that there is a date at all
+    if run.status is None or not run.status.began:  # no start is known, show a date anyway
         made = f"{written()} {made}"
     foot = f"Made from the folder {run.folder.resolve().name}. {made}" if run.folder else made
     return page(f"{heading(run)} · fedgrad", top(run), sections, foot, run.running)

@@ -1,8 +1,11 @@
-"""What a report is about: a run, two that are compared in one folder, or several of any origin.
+"""The subject of a report: one run, two runs compared in one folder, or several from anywhere.
 
-config.json, history.jsonl, status.json, checkpoint   written by `fg.fit(..., out=folder)`
-fixed/                                                the same run with nothing learned
-plans.json, *-round.svg                  the plans of a training round, by `fedgrad tune`
+The files of a folder:
+
+    config.json, history.jsonl, status.json, checkpoint   written by `fg.fit(..., out=folder)`
+    fixed/                                                the same run with nothing learned
+    plans.json, *-round.svg                               the plans of a training round, written
+                                                          by `fedgrad tune`
 """
 
 import json
@@ -29,98 +32,98 @@ LEARNED, FIXED = "learned", "fixed"
 
 @dataclass(frozen=True)
 class Run:
-    """One run; or several by name, of which the first is the one that is reported on."""
+    """One run, or several by name, of which the first is the main one."""
 
     entries: Mapping[str, Curves]
     config: Mapping[str, Any] = field(default_factory=dict)  # config.json
     plans: Mapping[str, KeptPlan] = field(default_factory=dict)
     folder: Path | None = None
-    status: Status | None = None  # where it is known
-    trials: bool = False  # the entries are trials side by side
+    status: Status | None = None  # if known
+    trials: bool = False  # whether the entries are side-by-side trials
 
     @property
     def curves(self) -> Mapping[str, Mapping[str, Series]]:
-        """By the name of the entry and of the metric."""
+        """The curves by the names of entry and metric."""
         return {name: curves.series for name, curves in self.entries.items()}
 
     @property
     def main(self) -> str:
-        """The run that is reported on."""
+        """The name of the main run."""
         return next(iter(self.entries))
 
     @property
     def tuned(self) -> bool:
-        """Whether it is compared with the same run with nothing learned, and with nothing else."""
+        """Whether the run is compared with exactly one other: itself with nothing learned."""
         return self.folder is not None and list(self.entries) == [LEARNED, FIXED]
 
     @property
     def running(self) -> bool:
-        """Whether it goes on."""
+        """Whether training is still going on."""
         return self.status is not None and self.status.running
 
     @property
     def asked(self) -> Mapping[str, Any]:
-        """What `fedgrad tune` or `train` was asked for; nothing for another run."""
+        """The options of `fedgrad tune` or `train`; empty for other runs."""
         given = self.config.get("config")
         given = given if isinstance(given, Mapping) else {}
         found = given.get("tune") or given.get("train", {})
         return found if isinstance(found, Mapping) else {}
 
     def alone(self) -> "Run":
-        """The same without the run to compare with."""
+        """Return the main run without the ones it is compared with."""
         return replace(self, entries={self.main: self.entries[self.main]})
 
     def ends(self, key: str) -> tuple[int, dict[str, float]]:
-        """The last round that all runs have a value of, and these values."""
+        """Return the last round in which all runs have a value of this metric, and these values."""
         found = {name: self.by_round(name, key) for name in self.curves if key in self.curves[name]}
         last = max(set.intersection(*map(set, found.values())), default=0)
         return last, {name: values[last] for name, values in found.items() if last in values}
 
     def by_round(self, name: str, key: str) -> dict[int, float]:
-        """The values of a metric in one of the runs."""
+        """Return the values of a metric of one run by round."""
         series = self.curves[name][key]
         return dict(zip(series.rounds.tolist(), series.values.tolist(), strict=True))
 
     @property
     def compared(self) -> bool:
-        """Whether there is something to compare with."""
+        """Whether there are several runs."""
         return len(self.entries) > 1
 
     @property
     def rounds(self) -> int:
-        """Training rounds that were run."""
+        """The number of training rounds completed."""
         return self.entries[self.main].last
 
     def metrics(self, name: str | None = None) -> Metrics:
-        """The curves of a run, by default of the one that is reported on."""
+        """Return the curves of a run, by default of the main one."""
         return self.entries[name or self.main].metrics
 
     @property
     def evaluated(self) -> tuple[str, ...]:
-        """The names of what evaluations gave to any of them."""
+        """The names of the evaluation metrics of all runs."""
         return tuple(dict.fromkeys(n for one in self.entries.values() for n in one.evaluated))
 
     @property
     def learned(self) -> tuple[str, ...]:
-        """The names of what was learned by any of them."""
+        """The names of the hyperparameters learned by any run."""
         return tuple(dict.fromkeys(n for e in self.entries.values() for n in e.metrics.hyper))
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """The names of what says how good the model is, evaluations first."""
+        """The names of the metrics that measure the model, evaluations first."""
         evaluated = sorted(self.evaluated, key=lambda key: not key.endswith("loss"))  # losses first
         losses = any("loss" in series for series in self.curves.values())
         return (*evaluated, *(["loss"] if losses else []))
 
     def sent(self, name: str, rounds: int | None = None) -> int | None:
-        """Bytes down and up of all clients in so many training rounds, if the plan is known."""
+        """Return the bytes sent down and up by all clients in some rounds, if the plan is known."""
         if name not in self.plans:
             return None
         return sum(self.plans[name].sent()) * (self.rounds if rounds is None else rounds)
 
 
 def read(folder: Path) -> Run:
-    """Read the folder of a run; what is missing besides the history is left out."""
+    """Read the folder of a run; every file but the history is optional."""
     if not (folder / "history.jsonl").exists():
         raise ReportError.here(
             f"{folder} is not the folder of a run: it has no history.jsonl. Name the folder that "
@@ -136,12 +139,12 @@ def read(folder: Path) -> Run:
 
 
 def now(seen: Seen) -> Run:
-    """A run that goes on, of which the folder need not be read."""
+    """Return a run in progress, without reading its folder."""
     return _with_fixed(seen.folder, _run(seen.history, seen.config, seen.folder, seen.status))
 
 
 def beside(seen: Seen) -> Run | None:
-    """The run that one with nothing learned is compared with, and this one as it is now."""
+    """Return the learned run that this fixed run belongs to, with this one as it is now."""
     folder = seen.folder.parent
     if seen.folder.name != FIXED or not (folder / "history.jsonl").exists():
         return None
@@ -150,11 +153,11 @@ def beside(seen: Seen) -> Run | None:
 
 
 def of_result(result: Result) -> Run:
-    """What training gave, also without a folder."""
+    """Convert a result, which need not have a folder."""
     models = trials_of(result.history) or 1
     size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(result.params)) // models
     status = Status("", result.rounds, size, running=False, stopped=result.stopped)
-    learned = result.history.under("hyper")  # which begin with what they were given
+    learned = result.history.under("hyper")  # their first entries are the initial values
     hyper = {
         name: plain(np.asarray(learned[name][0] if name in learned else v))
         for name, v in names_of.paths(result.hyper).items()
@@ -177,7 +180,7 @@ def _run(
 
 
 def _with_fixed(folder: Path, found: Run, seen: Seen | None = None) -> Run:
-    """The run with the one to compare with, if that is in its folder."""
+    """Add the fixed run to compare with, if the folder has one."""
     other = folder / FIXED
     if found.main != LEARNED or not (other / "history.jsonl").exists():
         return found

@@ -1,4 +1,4 @@
-"""Reports of runs, from Python: `fg.report`, `fg.compare`, and the one that a run leaves behind."""
+"""Reports from Python, `fg.report` and `fg.compare`, and those written during a run."""
 
 import os
 import webbrowser
@@ -30,15 +30,22 @@ Reported = Result | str | os.PathLike[str]
 def report(
     run: Reported | Search, path: str | os.PathLike[str] | None = None, open: bool = False
 ) -> Path:
-    """Write the report of a run or of a search: one HTML file with its curves, for any browser,
-    offline.
+    """Write the report of a run or a search: one HTML file that works offline in any browser.
 
         fg.report(result, "report.html")
         fg.report("runs/1", open=True)
 
-    `run`: what `fg.fit` gave, or the folder of a run, also of one that goes on; or a search, or its
-    folder. `path`: by default `report.html`, in the folder if it is of one. `open`: show it in a
-    browser. Gives the path.
+    Args:
+        run: The result of `fg.fit` or of a search, or the folder of either, even while it is
+            running.
+        path: The file to write. Defaults to `report.html`, in the folder if there is one.
+        open: Whether to open the report in a browser.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        ReportError: If the folder does not hold a run or a search.
     """
     if isinstance(run, Result):
         return _written(Path(NAME if path is None else path), run_page(source.of_result(run)), open)
@@ -46,7 +53,7 @@ def report(
         return _written(Path(NAME if path is None else path), search_page(run.standing), open)
     folder = _folder(run)
     if (folder / "results.json").exists():
-        # Experiments are made of the public API, so this cannot be made of them.
+        # Experiments depend on fedgrad, not the other way around.
         raise ReportError.here(
             f"{folder} is the folder of an experiment. `fedgrad report {folder}` writes its report."
         )
@@ -63,10 +70,22 @@ def compare(
     path: str | os.PathLike[str] = "compare.html",
     open: bool = False,
 ) -> Path:
-    """Write a page that compares runs: `fg.compare({"learned": a, "fixed": b}, "compare.html")`.
+    """Write a page that compares runs.
 
-    Each is what `fg.fit` gave or the folder of a run; a list of these is of several seeds, which
-    are shown as their mean and a band from the lowest to the highest. Gives the path.
+        fg.compare({"learned": a, "fixed": b}, "compare.html")
+
+    Args:
+        runs: By name, the result of `fg.fit` or the folder of a run; or a list of these for several
+            seeds, which are shown as their mean and a band from the lowest to the highest.
+        path: The file to write.
+        open: Whether to open the page in a browser.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ArgumentError: If `runs` is empty, or the seeds of a name are trials of other
+            hyperparameters.
     """
     if not isinstance(runs, Mapping) or not runs:
         raise ArgumentError.here(
@@ -90,8 +109,8 @@ def compare(
 
 @reported_by
 def follow(seen: Seen) -> Path:
-    """Write the report of a run that goes on, and of the one that it is compared with."""
-    with suppress(ReportError):  # it may be somebody else's folder
+    """Write the report of a run in progress, and of the learned run that it belongs to."""
+    with suppress(ReportError):  # the parent folder may not be a run of ours
         if (both := source.beside(seen)) is not None:
             _written(seen.folder.parent / NAME, run_page(both))
     return _written(seen.folder / NAME, run_page(source.now(seen)))
@@ -99,7 +118,7 @@ def follow(seen: Seen) -> Path:
 
 @search_folder.reported_by
 def follow_search(folder: Path, found: Standing, open: bool) -> Path:
-    """Write the report of a search that goes on, or has ended."""
+    """Write the report of a search, running or finished."""
     return _written(folder / NAME, search_page(found, running=not found.over), open)
 
 

@@ -1,4 +1,4 @@
-"""The report of a search: how good each trial was, and by which hyperparameters."""
+"""The report of a search: the score and the hyperparameters of each trial."""
 
 import numpy as np
 
@@ -15,8 +15,11 @@ MOST = 100  # trials in the table
 
 
 def search_page(found: Standing, running: bool = False) -> str:
-    """The whole document, of a search that has ended or is going on: `read(folder)` of
-    training/search_folder.py, or `search.standing`. One that is running is followed."""
+    """Return the HTML document of a search.
+
+    `found` is `search.standing`, or `read(folder)` of training/search_folder.py. The page of a
+    running search reloads itself.
+    """
     trials, names = len(found.scores), ", ".join(found.tried)
     rungs = f"{len(found.rungs)} rungs, " if len(found.rungs) > 1 else ""
     head = [
@@ -71,7 +74,7 @@ def _table(found: Standing) -> list[Content]:
     signed = -found.scores if found.maximize else found.scores
     order = np.argsort(np.where(np.isfinite(signed), signed, np.inf), kind="stable")
     rows = [_row(found, int(trial)) for trial in order[:MOST]]
-    columns = ("trial", found.objective, *found.tried, "rounds")  # on a phone the first are seen
+    columns = ("trial", found.objective, *found.tried, "rounds")  # phones show the first columns
     more = len(order) - MOST
     note = element("p", f"The best {MOST}; {more} more are in search.json.", class_="note")
     return [table(columns, rows), note if more > 0 else None]

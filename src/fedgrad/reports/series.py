@@ -1,4 +1,4 @@
-"""What a history holds, as curves: of a run, of trials side by side, of several seeds together."""
+"""The metrics of a history as curves: of one run, of side-by-side trials, or over seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ _PERCENTILES = ".percentiles"
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """A number over rounds; not all rounds need to have it. `band`: the lowest and the highest of
-    several seeds, whose mean it is."""
+    """A number over rounds, not necessarily all of them. If it is a mean over seeds, `band` holds
+    the lowest and the highest values."""
 
     rounds: np.ndarray
     values: np.ndarray
@@ -27,7 +27,7 @@ class Series:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """The values of a hundred clients, from the lowest to the highest, over rounds."""
+    """The values of a hundred clients over rounds, in ascending order."""
 
     rounds: np.ndarray
     values: np.ndarray  # evaluations x clients
@@ -35,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Curves:
-    """Every number of a run over rounds by name, and how metrics are spread over clients."""
+    """All curves of a run by name, and the distributions of metrics over clients."""
 
     series: Mapping[str, Series]
     spreads: Mapping[str, Spread]
@@ -43,12 +43,12 @@ class Curves:
 
     @property
     def metrics(self) -> Metrics:
-        """The curves as the metrics that they are."""
+        """The curves as `Metrics`."""
         return Metrics.of(self.series)
 
     @property
     def evaluated(self) -> tuple[str, ...]:
-        """The names of what evaluations gave, over all examples."""
+        """The names of the evaluation metrics over all examples."""
         named = Metrics(eval=self.metrics.eval).named()
         return tuple(name for name in named if SPREAD not in name)
 
@@ -59,14 +59,17 @@ class Curves:
 
     @property
     def seconds(self) -> float | None:
-        """That all rounds took, of a run that is not a mean."""
+        """The duration of all rounds; None for a mean over seeds."""
         found = self.metrics.seconds
         return None if found is None or self.seeds > 1 else float(np.sum(found.values))
 
 
 def of_history(history: History, hyper: Mapping[str, Any] = {}) -> dict[str, Curves]:
-    """The curves of a run, called "", or of each of its trials side by side, called by what they
-    differ in. `hyper`: the hyperparameters it began with, by dotted name."""
+    """Return the curves of a run, named "", or of each of its side-by-side trials.
+
+    Trials are named by the hyperparameters in which they differ. `hyper` holds the initial ones by
+    dotted name.
+    """
     trials = trials_of(history)
     if trials is None:
         return {"": _curves({name: (history.rounds(name), v) for name, v in history.items()})}
@@ -78,7 +81,7 @@ def of_history(history: History, hyper: Mapping[str, Any] = {}) -> dict[str, Cur
 
 
 def trial_names(hyper: Mapping[str, Any], trials: int) -> list[str]:
-    """`server.learning_rate 0.1, server.momentum 0.9`, without what all begin with."""
+    """Name trials by the values that differ: `server.learning_rate 0.1, server.momentum 0.9`."""
     vectors = {n: v for n, v in hyper.items() if np.ndim(v) == 1 and len(v) == trials}
     differ = {n: v for n, v in vectors.items() if len(set(map(float, v))) > 1}
     names = [
@@ -88,8 +91,8 @@ def trial_names(hyper: Mapping[str, Any], trials: int) -> list[str]:
 
 
 def together(runs: Sequence[Curves]) -> Curves:
-    """Several seeds of the same: means where all have a value, and from the lowest to the highest.
-    The spread over clients is that over the clients of all."""
+    """Combine several seeds: the means over rounds that all have, with their range. The clients of
+    all seeds are pooled into one distribution."""
     if len(runs) == 1:
         return runs[0]
     names = [n for n in runs[0].series if all(n in run.series for run in runs)]
@@ -102,7 +105,7 @@ def together(runs: Sequence[Curves]) -> Curves:
 
 
 def trials_of(history: History) -> int | None:
-    """How many trials ran side by side, if they did."""
+    """Return the number of side-by-side trials, or None for a single run."""
     loss = history.get("loss")
     return int(loss.shape[1]) if loss is not None and loss.ndim == 2 else None
 
@@ -138,5 +141,5 @@ def _pooled(several: Sequence[Spread]) -> Spread:
 
 
 def tenth_of(curves: Curves, spread: str, higher_is_better: bool) -> Series | None:
-    """The mean of the tenth of clients for whom the model is worst."""
+    """Return the mean over the tenth of clients with the worst values."""
     return curves.series.get(f"{spread}.{'lowest' if higher_is_better else 'highest'}_tenth")

@@ -1,4 +1,4 @@
-"""What runs that are compared were asked for, as far as they differ."""
+"""The settings in which compared runs differ."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,14 +11,14 @@ from fedgrad.show.markup import Content, element
 from fedgrad.show.numbers import plural
 from fedgrad.training.config import called
 
-# What says nothing to a reader: digests, versions, and what the curves show.
+# Not shown: digests, versions, and what the curves show.
 SILENT: tuple[str, ...] = ("state", "versions", "first_state", "first_key", "planned", "config")
 SILENT += ("populations", "evaluations")
 DIGESTS = ("program", "schedules", "round")
 
 
 def differences(runs: Mapping[str, Run]) -> list[Section]:
-    """A table of what differs between runs by name, and a list of what they have in common."""
+    """Return a table of the settings in which runs differ, and a list of those in common."""
     facts = {name: _facts(run) for name, run in runs.items()}
     names = list(dict.fromkeys(key for found in facts.values() for key in found))
     values = {key: [found.get(key, "–") for found in facts.values()] for key in names}
@@ -40,7 +40,7 @@ def _facts(run: Run) -> dict[str, str]:
     hyper = plain.pop("hyper", {})
     found = {_called(name): said(v) for name, v in _named(plain).items()}
     found |= {str(name): said(v) for name, v in _named(hyper).items()}
-    if "algorithm" in found:  # what is looked for first
+    if "algorithm" in found:  # listed first
         found = {"algorithm": found["algorithm"], **found}
     if run.status is not None:
         found["model"] = plural(run.status.parameters, "parameter")
@@ -54,14 +54,14 @@ def _called(name: str) -> str:
 
 
 def _named(tree: Any) -> dict[str, Any]:
-    """By dotted name; a list is one value."""
+    """Flatten to dotted names; a list stays one value."""
     if not isinstance(tree, Mapping):
         return {}
     return paths({k: v if isinstance(v, Mapping) else _Whole(v) for k, v in tree.items()})
 
 
 class _Whole:
-    """A value that is not looked into."""
+    """A value that is not flattened."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

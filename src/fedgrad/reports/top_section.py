@@ -1,4 +1,4 @@
-"""The top of a run's report: what it says in one look."""
+"""The top of a run's report: the result at a glance."""
 
 import math
 
@@ -9,11 +9,11 @@ from fedgrad.reports.words import algorithm, change, date, direction, listed, me
 from fedgrad.show.markup import Content, Html, element, join
 from fedgrad.show.numbers import duration, memory, number, plural, short
 
-NEGLIGIBLE = 0.01  # a smaller part of the value is not called better or worse
+NEGLIGIBLE = 0.01  # relative differences below this are neither better nor worse
 
 
 def top(run: Run) -> list[Content]:
-    """The heading, sentences, and the numbers that matter most."""
+    """Return the heading, a summary, and tiles with the most important numbers."""
     said = [words for words in (verdict(run), won(run), stopped(run)) if words]
     return [
         element("p", _over(run), class_="over"),
@@ -25,7 +25,7 @@ def top(run: Run) -> list[Content]:
 
 
 def heading(run: Run) -> str:
-    """`FedAvgM that learns server.learning_rate on synthetic`."""
+    """Return the heading, such as `FedAvgM that learns server.learning_rate on synthetic`."""
     name, on = _algorithm(run), f" on {run.asked['task']}" if run.asked.get("task") else ""
     if run.trials:
         return f"{plural(len(run.entries), 'trial')} of {name or 'federated training'}{on}"
@@ -37,8 +37,8 @@ def heading(run: Run) -> str:
 
 
 def verdict(run: Run) -> str:
-    """How learned compares with fixed at the end, by the first thing that is measured; of several
-    runs, which is the best."""
+    """Return a sentence that compares the learned with the fixed run by the final value of the
+    first metric; for several runs, one that names the best."""
     if not run.compared or not run.measured:
         return ""
     key = run.measured[0]
@@ -62,17 +62,17 @@ def verdict(run: Run) -> str:
 
 
 def stopped(run: Run) -> str:
-    """Why it ended early, if it did."""
+    """Return a sentence with the reason if training ended early."""
     status = run.status
     if status is None or not status.stopped:
         return ""
-    # A result does not know how many rounds were asked for.
+    # A result does not know how many rounds were requested.
     asked = f" of {status.rounds:,}" if status.rounds > run.rounds else ""
     return f"It ended after round {run.rounds:,}{asked}: {status.stopped}."
 
 
 def best_first(key: str, values: dict[str, float]) -> list[str]:
-    """Names by their values, the best one first; what diverged comes last."""
+    """Sort names from best to worst value; diverged ones come last."""
     sign = -1 if direction(key) > 0 else 1
     return sorted(values, key=lambda n: sign * values[n] if math.isfinite(values[n]) else math.inf)
 
@@ -88,7 +88,7 @@ def _first_of(key: str, last: int, values: dict[str, float]) -> str:
 
 
 def _algorithm(run: Run) -> str:
-    """As far as it is known."""
+    """Return the name of the algorithm, if known."""
     kept = run.config.get("algorithm")
     given = kept.get("name", "") if isinstance(kept, dict) else ""
     return algorithm(str(run.asked.get("algorithm") or given))
@@ -101,7 +101,7 @@ def _over(run: Run) -> str:
     alone = run.tuned or not run.compared
     parts.append(f"{rounds} in {duration(seconds)}" if seconds and alone else rounds)
     if "cohort_size" in run.config:
-        of = "each" if rounds else "each round"  # of which it says nothing yet
+        of = "each" if rounds else "each round"  # the word "round" has not been used yet
         parts.append(f"{run.config['cohort_size']} clients in {of}")
     if status:
         parts.append(plural(status.parameters, "parameter"))
@@ -111,7 +111,7 @@ def _over(run: Run) -> str:
 
 
 def _progress(run: Run) -> Html:
-    """How far it is, for those who watch; the script of the page says how old that is."""
+    """Return the progress of a running run; the page's script adds how old it is."""
     assert run.status is not None
     words = f"Running: round {run.rounds:,} of {run.status.rounds:,}"
     if not run.rounds:
@@ -150,7 +150,7 @@ def _learned(run: Run) -> list[Html]:
 
 
 def _worst(run: Run) -> list[Html]:
-    """The clients for whom the model is worst, by the first metric that is known of each."""
+    """Return a tile with the worst tenth of clients, by the first metric evaluated per client."""
     curves = run.entries[run.main]
     for name in curves.spreads:
         metric = name.rpartition(".")[2]
@@ -185,7 +185,7 @@ def _measured(run: Run, key: str) -> Html:
 
 
 def _alone(run: Run, key: str) -> Html:
-    """A value, and what it was at first."""
+    """Return a tile with the last value and the first one."""
     name = next(name for name, series in run.curves.items() if key in series)
     series, words = run.curves[name][key], measure(key)
     start = f"from {words(series.values[0])} {_when(int(series.rounds[0]))}"

@@ -1,4 +1,4 @@
-"""Names of what is measured, and values of it, as people read them."""
+"""Display names of metrics, and the formatting of their values."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -10,17 +10,17 @@ from fedgrad.show.numbers import number, percent
 
 # By their names on the command line, which have no underscores.
 ALGORITHMS = {name.replace("_", ""): title for name, title in NAMES.items()}
-# Which way is better, by the last word of a name; others are not judged.
+# The better direction by the last part of a name; other metrics are not ranked.
 HIGHER, LOWER = ("accuracy", "recall", "precision", "f1", "auc"), ("loss", "error", "perplexity")
 
 
 def algorithm(name: str) -> str:
-    """`fedavgm` and `fed_avgm` are `FedAvgM`; a name that is not ours is what it is."""
+    """Return the display name: `FedAvgM` for `fedavgm` and `fed_avgm`; others stay unchanged."""
     return ALGORITHMS.get(name.replace("_", ""), name)
 
 
 def direction(key: str) -> int:
-    """1 where higher is better, -1 where lower is, 0 where nobody knows."""
+    """Return 1 if higher is better, -1 if lower is, 0 if unknown."""
     last = key.rpartition(".")[2]
     if last in HIGHER or last.endswith("accuracy"):
         return 1
@@ -28,12 +28,12 @@ def direction(key: str) -> int:
 
 
 def measure(key: str) -> Callable[[float | None], str]:
-    """How values of this name are written: an accuracy in percent."""
+    """Return the formatter for a metric: percent for accuracies."""
     return percent if key.endswith("accuracy") else number
 
 
 def change(key: str, new: float, old: float) -> str:
-    """`28 % lower`, `2.1 points higher`, `the same`; nothing if they cannot be compared."""
+    """Describe a change: `28 % lower`, `2.1 points higher`, `the same`; "" if not comparable."""
     if not (math.isfinite(new) and math.isfinite(old)):
         return ""
     if measure(key) is percent:
@@ -49,14 +49,14 @@ def change(key: str, new: float, old: float) -> str:
 
 
 def title(key: str) -> str:
-    """What a series of a history is called: `eval.test.loss` is `Test loss`."""
+    """Return the title of a metric: `Test loss` for `eval.test.loss`."""
     if key == "loss":
         return "Training loss"
     return " ".join(key.removeprefix("eval.").replace("_", " ").split(".")).capitalize()
 
 
 def date(iso: str) -> str:
-    """`17 November 2026, 18:05`; nothing if it is not a date."""
+    """Format a date: `17 November 2026, 18:05`; "" if it is not a date."""
     try:
         found = datetime.fromisoformat(iso)
     except ValueError:
@@ -65,18 +65,18 @@ def date(iso: str) -> str:
 
 
 def written() -> str:
-    """When a page is written, which is now: for what nobody has dated."""
+    """Return a sentence with the current date, for pages whose run has none."""
     return f"Written on {date(datetime.now().isoformat())}."
 
 
 def listed(names: Iterable[str]) -> str:
-    """`a, b and c`."""
+    """Join names: `a, b and c`."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def said(value: Any) -> str:
-    """A value of JSON in words."""
+    """Format a JSON value as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{k} = {said(v)}" for k, v in value.items()) or "none"
     if isinstance(value, list | tuple):
@@ -84,5 +84,5 @@ def said(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"  # 0.1, also where it was a number of 32 bits
+        return f"{value:.6g}"  # 0.1, even if it was a 32-bit float
     return "none" if value is None else str(value)

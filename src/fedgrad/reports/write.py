@@ -1,4 +1,4 @@
-"""Reports of whatever a folder holds."""
+"""Write the report of any folder: a run, a search or an experiment."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,7 +21,7 @@ def write_report(folder: Path, open: bool = False) -> Path:
 
 
 def write_run_report(folder: Path) -> tuple[Path, run_source.Run]:
-    """Write the report of a run; return its path and what the folder holds."""
+    """Write the report of a run; return its path and the run."""
     found = run_source.read(folder)
     path = folder / NAME
     write_whole(path, run_page(found).encode())
@@ -29,10 +29,10 @@ def write_run_report(folder: Path) -> tuple[Path, run_source.Run]:
 
 
 def from_experiments(name: str) -> Any:
-    """Return what fedgrad-experiments, a project of its own, offers under this name.
+    """Return what fedgrad-experiments, a separate project, offers under this name.
 
     Raises:
-        MissingExtra: if it is not installed.
+        MissingExtra: If it is not installed.
     """
     for point in entry_points(group=EXPERIMENTS, name=name):
         return point.load()

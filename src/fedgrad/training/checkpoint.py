@@ -1,8 +1,8 @@
-"""Checkpoints: the state and the history of a run in one file that checks itself.
+"""Checkpoints: the state and the history of a run in one file with a checksum.
 
-The file is an .npz that `np.load` opens: the leaves of the state by name, the history, and
-`checkpoint.json`, which says what they are. Nothing in it is code. Its last 64 bytes, the comment
-of the zip archive, are the SHA-256 of all others. The one before it is kept.
+The file is an .npz that `np.load` opens. It holds the leaves of the state by name, the history, and
+`checkpoint.json`, which describes them; it contains no code. Its last 64 bytes, the comment of the
+zip archive, are the SHA-256 of all other bytes. The previous checkpoint is kept beside it.
 """
 
 import hashlib
@@ -27,22 +27,22 @@ from fedgrad.training.history import History
 from fedgrad.training.log import number, plain
 
 NAME, PREVIOUS, FORMAT = "checkpoint.npz", "checkpoint.previous.npz", 1
-DIGEST = 64  # bytes, in hexadecimal
+DIGEST = 64  # hexadecimal characters of a SHA-256
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after some rounds."""
+    """A run after some number of rounds."""
 
     round: int
     state: State
     history: History
     config: dict[str, Any]
-    best: Best | None = None  # where it is kept
+    best: Best | None = None  # with fg.keep_best only
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; the last one becomes the previous one."""
+    """Write a checkpoint, and keep the one that it replaces as the previous one."""
     found, expected = list(leaves(checkpoint.state)), list(checkpoint.config["state"])
     if not set(found) <= set(expected) or any("[" not in n for n in set(expected) - set(found)):
         raise RunFolderError.here(
@@ -69,8 +69,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 def load(
     folder: Path, template: Any, config: dict[str, Any], other_data: bool = False
 ) -> Checkpoint | None:
-    """The checkpoint in a folder, if there is one. It must be of a run of this config (but for its
-    data, with `other_data`), whose first state (`template`) gives the structure."""
+    """Load the checkpoint in a folder, or return None if there is none.
+
+    The checkpoint must be of a run with this config (except for the data, with `other_data`). The
+    initial state, `template`, gives the structure of the state.
+    """
     path = newest(folder)
     if path is None:
         return None
@@ -107,13 +110,14 @@ def load(
 
 
 def newest(folder: Path) -> Path | None:
-    """The file to go on from, if there is one."""
-    # A crash between two renames, or somebody who removed a damaged one, leaves the one before.
+    """Return the path of the checkpoint to resume from, if there is one."""
+    # Only the previous file exists after a crash between the two renames, or if the user deleted a
+    # damaged checkpoint.
     return next((path for path in (folder / NAME, folder / PREVIOUS) if path.exists()), None)
 
 
 def history(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> History:
-    """The history in a checkpoint that was read."""
+    """Return the history in a checkpoint returned by `read`."""
     columns = {
         column["name"]: (arrays[f"history/{i}/rounds"], arrays[f"history/{i}/values"])
         for i, column in enumerate(description["history"])
@@ -122,7 +126,7 @@ def history(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> Histo
 
 
 def _kept_best(best: Best, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What is said of the best model, whose arrays are added."""
+    """Add the arrays of the best model to `arrays` and return its description."""
     found = [_encode(leaf) for leaf in jax.tree.leaves(best.params)]
     arrays |= {f"best/{i}": array for i, (array, _) in enumerate(found)}
     at, value = (plain(np.asarray(x)) for x in (best.round, best.value))
@@ -131,7 +135,7 @@ def _kept_best(best: Best, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _best(arrays: dict[str, np.ndarray], kept: dict[str, Any] | None, state: State) -> Best | None:
-    """The best model, which has the structure of every other."""
+    """Rebuild the best model, which has the same structure as the model in the state."""
     if kept is None:
         return None
     first, structure = jax.tree.flatten(state.params)
@@ -141,7 +145,7 @@ def _best(arrays: dict[str, np.ndarray], kept: dict[str, Any] | None, state: Sta
 
 
 def _left(state: State, names: set[str], at: tuple[Any, ...] = ()) -> State:
-    """A state without those entries of dicts of which no leaf is named: a race drops its losers."""
+    """Drop the dict entries with no leaf in `names`, such as the losers that a race has dropped."""
     children, structure = jax.tree_util.tree_flatten_with_path(
         state, is_leaf=lambda node: node is not state
     )
@@ -169,7 +173,7 @@ def _pack(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> bytes:
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of a checkpoint, and what they are."""
+    """Read and verify a checkpoint file; return its arrays and their description."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -202,7 +206,7 @@ def _advice(path: Path) -> str:
 
 
 def _encode(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
-    """An array that .npy can hold, and what it is of."""
+    """Convert a leaf to an array that .npy can hold, and describe how to convert it back."""
     if isinstance(leaf, Handle):
         text = json.dumps(leaf.saved())
         return np.frombuffer(text.encode(), np.uint8), {"of": "nodes"}
@@ -210,17 +214,17 @@ def _encode(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
     if kind["of"] == "jax" and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         kind |= {"of": "key", "implementation": str(jax.random.key_impl(leaf))}
         leaf = jax.random.key_data(leaf)
-    # Whether its dtype gives way to others decides what later rounds compute.
+    # Weak types take part in dtype promotion, so losing them would change later rounds.
     kind["weak"] = bool(getattr(leaf, "weak_type", False))
     array = np.asarray(leaf)
     kind |= {"dtype": array.dtype.name, "shape": list(array.shape)}
-    if array.dtype.kind not in "biufc":  # bfloat16 and its like, which .npy does not know
+    if array.dtype.kind not in "biufc":  # such as bfloat16, which .npy cannot represent
         array = np.frombuffer(array.tobytes(), np.uint8)
     return array, kind
 
 
 def decode(array: np.ndarray, kind: dict[str, Any], first: Any = None) -> Any:
-    """What `_encode` was given; of what is on nodes, `first` says where they are."""
+    """Invert `_encode`. For values kept on nodes, `first` is a handle that knows the nodes."""
     if kind["of"] == "nodes":
         return first.restored(json.loads(array.tobytes()))
     dtype = np.dtype(kind["dtype"])
@@ -232,7 +236,7 @@ def decode(array: np.ndarray, kind: dict[str, Any], first: Any = None) -> Any:
     if kind["of"] == "key":
         return jax.random.wrap_key_data(jnp.asarray(array), impl=kind["implementation"])
     if kind["weak"]:
-        scalar = dtype.type(0).item()  # a Python number: what it becomes is weakly typed
+        scalar = dtype.type(0).item()  # a Python number makes a weakly typed array
         made = jnp.broadcast_to(jnp.asarray(scalar), array.shape).at[...].set(array)
         return made if made.dtype == dtype else jnp.asarray(array)
     return jnp.asarray(array)

@@ -1,4 +1,4 @@
-"""The course of training: whom each round asks, and where it computes."""
+"""The cohort schedule: which clients take part in each round, and where the round runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,56 +20,59 @@ from fedgrad.training.preflight import require_algorithm, require_model
 
 @dataclass(frozen=True)
 class Draw:
-    """The cohorts of a round by the name of the argument they go to, and its key."""
+    """The cohorts of a round, by the name of the argument they are passed as, and its key."""
 
     cohorts: dict[str, Any]
     key: Key
 
     @property
     def further(self) -> dict[str, Any]:
-        """The cohorts beside the one that trains."""
+        """The cohorts other than the one that trains."""
         return {name: cohort for name, cohort in self.cohorts.items() if name != "cohort"}
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The cohorts and the keys of all rounds."""
+    """The cohorts and keys of all rounds."""
 
     cohorts: Mapping[str, Callable[[int], Any]]
     keys: Callable[[int], Key]
 
     def __call__(self, round: int) -> Draw:
-        """Those of a round."""
+        """Return the cohorts and the key of a round."""
         return Draw({name: of(round) for name, of in self.cohorts.items()}, self.keys(round))
 
     def close(self) -> None:
-        """No round comes after the last one: end what loads them in the background."""
+        """Stop loading cohorts in the background."""
         for of in self.cohorts.values():
             getattr(of, "close", lambda: None)()
 
 
 def draws(populations: Mapping[str, Population], sizes: Mapping[str, int], key: Key) -> "Draws":
-    """A function that gives the cohorts and the key of a round."""
+    """Return a function from a round to its cohorts and key."""
     keys = round_keys(key, populations["cohort"].sharding)
     cohorts = {name: p.draws(key, sizes[name], role=name) for name, p in populations.items()}
     return Draws(cohorts, keys)
 
 
 def usual_cohort(clients: int) -> int:
-    """A tenth of all clients, but not fewer than 10 (or all, if these are not so many) and not more
-    than 50: what papers take, and few enough to be quick."""
+    """Return the default cohort size: a tenth of all clients, but at least 10 (or all, if there are
+    fewer) and at most 50.
+
+    Papers commonly use such sizes, and they are small enough to be fast.
+    """
     return min(clients, max(10, min(50, clients // 10)))
 
 
 def usual_key(key: Key | None) -> Key:
-    """The key that is given; where none is, always the same."""
+    """Return the given key, or a fixed default."""
     return jax.random.key(0) if key is None else key
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StateWithClients:
-    """The server's state, and what every client keeps: rows, or handles to what is on nodes."""
+    """The server's state and every client's state (rows, or handles to values on nodes)."""
 
     server: Any
     clients: Any
@@ -81,22 +84,22 @@ class StateWithClients:
 
     @property
     def last(self) -> Params:
-        """The model that training goes on with."""
+        """The model that training continues from."""
         return last_of(self.server)
 
 
 @dataclass(frozen=True)
 class Course:
-    """An algorithm with the clients that it is trained on, and who of them takes part when."""
+    """An algorithm, the clients it is trained on, and the schedule of their participation."""
 
     algorithm: Algorithm
-    populations: Mapping[str, Population]  # by the argument of a round that they are drawn for
+    populations: Mapping[str, Population]  # by the argument of `round` that they are drawn for
     cohort_size: int
-    clients: int  # in a round, in all cohorts
+    clients: int  # per round, over all cohorts
     draw: Draws
 
     def close(self) -> None:
-        """After the last round."""
+        """Release what loads cohorts in the background."""
         self.draw.close()
 
     @staticmethod
@@ -106,7 +109,7 @@ class Course:
         cohort_size: int | None = None,
         key: Key | None = None,
     ) -> "Course":
-        """The course, or what is wrong with what is asked of it. What is not said is the usual."""
+        """Check the arguments, fill in the defaults, and build the course."""
         require_algorithm(algorithm)
         populations = {"cohort": clients} | {
             name: clients if other is None else other for name, other in algorithm.cohorts.items()
@@ -127,7 +130,7 @@ class Course:
                 f"cohort_size={cohort_size!r}: there are {len(clients)} clients. Ask for 1 to "
                 f"{len(clients)}."
             )
-        # Of clients that are fewer, and do not train, all take part.
+        # A further population that is smaller than the cohort takes part as a whole.
         sizes = {name: min(cohort_size, len(there)) for name, there in populations.items()}
         if algorithm.round.executor is None and clients.executor is not None:
             algorithm = algorithm.on(clients.executor)
@@ -135,7 +138,7 @@ class Course:
         return Course(algorithm, populations, cohort_size, sum(sizes.values()), drawn)
 
     def play(self, round: int, state: State, hyper: Hyper) -> tuple[Any, Any]:
-        """The state after a round, and its metrics."""
+        """Run a round and return the new state and the metrics."""
         drawn, algorithm, clients = self.draw(round), self.algorithm, self.populations["cohort"]
         args, more = self.arguments(state, hyper, drawn)
         found = algorithm.round(*args, **more)
@@ -146,7 +149,7 @@ class Course:
         return StateWithClients(server, every), metrics
 
     def told(self, state: State) -> list[str]:
-        """The names of the metrics that a round gives; it is traced, where that can be done."""
+        """Trace a round and return the names of its metrics; empty if the data are elsewhere."""
         if not all(clients.here for clients in self.populations.values()):
             return []
         args, more = self.arguments(state, self.algorithm.hyper, self.draw(1))
@@ -154,7 +157,7 @@ class Course:
         return list(require_metrics(found[1]).named())
 
     def before_round(self, state: State, round: int, planned: int) -> State:
-        """The state that this round begins with."""
+        """Apply the algorithm's `before_round` to the state, if it has one."""
         if self.algorithm.before_round is None:
             return state
         server = state if self.algorithm.client_init is None else state.server
@@ -164,7 +167,7 @@ class Course:
         return self.placed(found if server is state else replace(state, server=found))
 
     def arguments(self, state: State, hyper: Hyper, drawn: Draw) -> tuple[tuple[Any, ...], Any]:
-        """What a round is called with, by position and by name."""
+        """Return the positional and the keyword arguments of a round."""
         cohort, more = drawn.cohorts["cohort"], drawn.further
         if self.algorithm.client_init is not None:
             own = self.populations["cohort"].gather(state.clients, cohort)
@@ -172,7 +175,7 @@ class Course:
         return (state, hyper, cohort, drawn.key), more
 
     def first(self, params: Params) -> Any:
-        """The state before the first round, where the clients' data are."""
+        """Return the initial state, placed where the clients' data are."""
         require_model(params)
         clients, server = self.populations["cohort"], self.algorithm.init(params)
         if self.algorithm.client_init is None:
@@ -181,8 +184,10 @@ class Course:
         return self.placed(StateWithClients(server, clients.begin(one)))
 
     def placed(self, tree: Any) -> Any:
-        """States or hyperparameters where the clients' data are. Otherwise the first round would be
-        compiled for another place than all later ones."""
+        """Put states or hyperparameters where the clients' data are.
+
+        Otherwise the first round would be compiled for other devices than all later ones.
+        """
 
         require_lossless(tree, "States and hyperparameters")
 

@@ -1,7 +1,7 @@
-"""The lock of a folder: of several trainings, one writes there.
+"""The lock of a run folder: only one training at a time writes to it.
 
-The operating system holds it as long as a file is open, so it ends with the process, however that
-ends. Where a file system has no locks, there is none.
+The operating system holds the lock while a file is open, so it is released however the process
+ends. On file systems without locks, there is none.
 """
 
 import errno
@@ -21,26 +21,26 @@ else:
     import fcntl
 
 NAME = ".lock"
-TAKEN = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES}  # what systems say of a lock that is held
-_held: set[int] = set()  # descriptors
+TAKEN = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES}  # error codes for a lock that is held
+_held: set[int] = set()  # file descriptors
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Have the folder alone, or refuse it with who has it."""
+    """Lock the folder, or raise an error that says who holds the lock."""
     path, descriptor = folder / NAME, None
     try:
         descriptor = _opened(path)
         if descriptor is not None:
             _held.add(descriptor)
             who = {"process": os.getpid(), "machine": platform.node(), "since": now()}
-            with suppress(OSError):  # of a full disk
+            with suppress(OSError):  # such as a full disk
                 os.ftruncate(descriptor, 0)
                 os.lseek(descriptor, 0, os.SEEK_SET)
                 os.write(descriptor, json.dumps(who).encode())
         yield
     finally:
-        if descriptor in _held:  # and it is not that of a process which was forked from it
+        if descriptor in _held:  # in a forked child process the set is empty
             _held.discard(descriptor)
             with suppress(OSError):
                 if _is_at(path, descriptor):
@@ -49,12 +49,12 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _opened(path: Path) -> int | None:
-    """The lock file, locked; None where that cannot be done."""
+    """Open and lock the lock file; return None if locking is not possible."""
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:
-            return None  # whoever writes to the folder says why it cannot
+            return None  # writing to the folder will fail with the reason
         try:
             _lock(descriptor)
         except OSError as error:
@@ -68,12 +68,12 @@ def _opened(path: Path) -> int | None:
             ) from None
         if _is_at(path, descriptor):
             return descriptor
-        os.close(descriptor)  # its holder has removed it before we had it
+        os.close(descriptor)  # the previous holder removed the file before we locked it
 
 
 def _lock(descriptor: int) -> None:
     if sys.platform == "win32":
-        os.lseek(descriptor, 2**30, os.SEEK_SET)  # nobody reads a byte there
+        os.lseek(descriptor, 2**30, os.SEEK_SET)  # an offset that is never read
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
     else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +87,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _holder(descriptor: int) -> str:
-    """Who has the lock, as far as that is written in it."""
+    """Return a phrase that says who holds the lock, if the file says so."""
     try:
         os.lseek(descriptor, 0, os.SEEK_SET)
         who = json.loads(os.read(descriptor, 4096))
@@ -99,7 +99,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _forget() -> None:
-    """In a forked process, which would hold its parent's locks after that has ended."""
+    """Close the inherited locks in a forked process, or they would outlive the parent."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()

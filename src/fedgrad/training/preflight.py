@@ -1,4 +1,4 @@
-"""What is looked at first, before a client trains: minutes are lost on what is wrong by then."""
+"""Checks that run before any client trains, so that mistakes fail fast."""
 
 import inspect
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from fedgrad.training.evaluation import Evaluation, Evaluations
 OF_CLIENTS = (
     "It belongs to the algorithm: fg.fed_avg(loss, client_learning_rate=0.1, batch_size=10)."
 )
-# What to answer whoever gives training one of these.
+# Hints for arguments that are passed to training but belong elsewhere.
 BELONGS_ELSEWHERE = {
     **dict.fromkeys(
         ("average", "averaged"), "It belongs to the algorithm: fg.averaged(algorithm)."
@@ -35,7 +35,7 @@ BELONGS_ELSEWHERE = {
 
 
 def require_algorithm(algorithm: Any) -> None:
-    """Refuse what is not one."""
+    """Refuse anything but an algorithm."""
     if isinstance(algorithm, Algorithm):
         return
     name = getattr(algorithm, "__name__", "")
@@ -46,7 +46,7 @@ def require_algorithm(algorithm: Any) -> None:
 
 
 def require_model(params: Params) -> None:
-    """Refuse to train nothing."""
+    """Refuse a model without arrays, with lossy dtypes, or with Flax's `batch_stats`."""
     if not jax.tree.leaves(params):
         raise ArgumentError.here(
             f"params= is the model to start with, a tree of arrays; got {params!r:.60}, which has "
@@ -63,15 +63,15 @@ def require_model(params: Params) -> None:
 
 
 def require_rounds(rounds: Any, of_use: bool) -> None:
-    """Refuse a training of no rounds, unless that is of use: it evaluates, or begins a folder."""
+    """Refuse `rounds=0`, unless it serves to evaluate or to set up a folder."""
     require_whole("rounds", rounds, least=0)
     if rounds == 0 and not of_use:
         raise ArgumentError.here("rounds=0: nothing is trained. Ask for at least 1.")
 
 
 def require_evaluations(evaluations: Evaluations, params: Params) -> None:
-    """Refuse an evaluation that would fail when it is due, as far as that can be seen without
-    computing anything: that of clients is traced for one of them."""
+    """Refuse an evaluation that would fail when it is due, as far as tracing shows: an evaluation
+    of clients is traced for one client."""
     for evaluation in evaluations.by_name.values():
         if evaluation.program is None:
             _require_of_model(evaluation)
@@ -82,7 +82,7 @@ def require_evaluations(evaluations: Evaluations, params: Params) -> None:
 def _require_of_model(evaluation: Evaluation) -> None:
     try:
         inspect.signature(evaluation.function).bind(None)
-    except ValueError:  # of a function that is not written in Python
+    except ValueError:  # a function that is not written in Python
         return
     except TypeError:
         name = getattr(evaluation.function, "__name__", "the function")
@@ -94,7 +94,7 @@ def _require_of_model(evaluation: Evaluation) -> None:
 
 
 def _one_client(evaluation: Evaluation) -> Any:
-    """A cohort of one, where the data are here."""
+    """Return a cohort of one client, if the data are here."""
     clients = evaluation.of
     if isinstance(clients, Population):
         return clients.select(np.array([0])) if clients.here else None

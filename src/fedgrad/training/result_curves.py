@@ -1,4 +1,4 @@
-"""How training went, for people: a line of text for each metric, and curves in a notebook."""
+"""Summaries of a history: a line of text for each metric, and curves in a notebook."""
 
 from collections.abc import Mapping
 
@@ -10,13 +10,13 @@ from fedgrad.show.pen import in_a_page
 from fedgrad.show.terminal import columns as width
 from fedgrad.training import per_client
 
-# (the rounds in which it was taken, its values) of each metric by name
+# For each metric by name: (the rounds in which it was recorded, its values).
 Columns = Mapping[str, tuple[np.ndarray, np.ndarray]]
-CHARTS, TRIALS = 6, 5  # at most: charts, and curves in one of them
+CHARTS, TRIALS = 6, 5  # maximum numbers of charts, and of curves per chart
 
 
 def changes(columns: Columns, most: int) -> list[str]:
-    """A line for each metric, so many at most: what it was at first, and what it is now."""
+    """Return a line for each metric with its first and last value, at most `most` lines."""
     names = _ordered(columns)
     shown = names if len(names) <= most else names[: most - 1]
     room = max(map(width, shown), default=0)
@@ -25,13 +25,13 @@ def changes(columns: Columns, most: int) -> list[str]:
 
 
 def curves(columns: Columns) -> str:
-    """The same as curves over rounds, as HTML: as many charts in a row as fit."""
+    """Return curves over rounds as HTML, with as many charts per row as fit."""
     charts = [Figure([[_chart(n, *columns[n])]]).svg() for n in _ordered(columns)[:CHARTS]]
     return in_a_page(*charts)
 
 
 def span(value: object) -> str:
-    """A number; of trials side by side, from the least to the most."""
+    """Format a number; side-by-side trials as a range."""
     values = np.asarray(value, float).ravel()
     finite = values[np.isfinite(values)]
     if values.size == 1 or not finite.size:
@@ -40,12 +40,12 @@ def span(value: object) -> str:
 
 
 def _ordered(columns: Columns) -> list[str]:
-    """What one wants to know first; not what only explains it."""
+    """Order metrics by interest, and leave out diagnostics."""
     columns = {n: c for n, c in columns.items() if not per_client.is_for_a_histogram(n)}
     first = ("loss", "eval.", "hyper.")
     groups = [[n for n in columns if n == g or (g[-1] == "." and n.startswith(g))] for g in first]
     known = [name for group in groups for name in group]
-    known.sort(key=lambda name: f".{per_client.PREFIX}." in name)  # which are many
+    known.sort(key=lambda name: f".{per_client.PREFIX}." in name)  # many, so they come last
     behind = ("seconds", "gradient_loss", "hypergradient.", "race.")
     rest = [n for n in columns if n not in known and not n.startswith(behind)]
     quiet = [n for n in rest if n == "rejected" and not np.any(columns[n][1])]

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: config.json, history.jsonl, the checkpoint and a report."""
+"""The folder of a run: config.json, history.jsonl, the checkpoint and a report."""
 
 import json
 import os
@@ -31,8 +31,8 @@ from fedgrad.training.lock import locked
 from fedgrad.training.log import Log
 
 CHECKPOINT_SECONDS = 30.0
-OTHER_DATA = "other data"  # what resume= says of examples that are meant to be others
-SHARE = 50  # saving may take one part in so many of the time
+OTHER_DATA = "other data"  # the value of resume= that allows other examples
+SHARE = 50  # saving may take 1/SHARE of the time
 
 
 @known_fields
@@ -40,13 +40,22 @@ SHARE = 50  # saving may take one part in so many of the time
 class RunFolder:
     """A folder for config.json, history.jsonl and the checkpoint of a run: `fg.fit(..., out=)`.
 
-    The checkpoint is written every so many rounds (by default about twice a minute), at the end,
-    and when training is interrupted. With `resume`, a run that finds its own checkpoint there goes
-    on from it, and ends exactly as if it had never been interrupted. A checkpoint of a run on other
-    examples is refused, unless `resume="other data"` says that they are meant to be others; with
-    `resume=False` a new run writes over what is there. `config` is written into
-    config.json too. `report.html` shows the run from its first rounds on (unless `report` is
-    False), and follows it in a browser, which is opened with `open`.
+    A resumed run ends exactly as if it had never been interrupted. `report.html` shows the run from
+    its first rounds on, and is updated during training.
+
+    Args:
+        path: The folder, created if needed.
+        every: How many rounds lie between two checkpoints; by default one is written about twice a
+            minute. Checkpoints are also written at the end and when training is interrupted.
+        resume: Whether to resume from a checkpoint of the same run. One of a run on other examples
+            is refused, unless `resume="other data"` allows it. With `resume=False` a new run
+            overwrites the folder.
+        config: Further settings to record in config.json.
+        report: Whether to write `report.html`.
+        open: Whether to open the report in a browser.
+
+    Raises:
+        ArgumentError: If the arguments do not fit together, or `config` is not JSON.
     """
 
     path: str | os.PathLike[str]
@@ -80,21 +89,21 @@ run_folder = known_arguments(called="run_folder")(RunFolder)
 
 
 class Keeping:
-    """A run that is being kept, if it has a folder. Of several processes only the first writes."""
+    """Writes a run to its folder, if it has one. With several processes, only the first writes."""
 
     def __init__(self, folder: RunFolder | None = None, config: Mapping[str, Any] = {}) -> None:
-        self.folder, self.config = folder, json.loads(json.dumps(config))  # tuples become lists
+        self.folder, self.config = folder, json.loads(json.dumps(config))  # turns tuples into lists
         self.writes = folder is not None and jax.process_index() == 0
         self.saved, self.due = -1, time.monotonic() + CHECKPOINT_SECONDS
         self.log: Log | None = None
         self.lock = ExitStack()
-        # What nodes have of the checkpoint, and of the one before it.
+        # Handles to node values of the last two checkpoints.
         self.states: tuple[list[Handle], ...] = ()
 
     def begin(self, state: State, rounds: int) -> Checkpoint:
-        """Where to go on: at the first state, or where the run was left.
+        """Return where to start: at the initial state, or at the checkpoint of an interrupted run.
 
-        Say what this run is, and find out now whether the folder can be written.
+        Writes the config and a checkpoint, so that an unwritable folder fails now.
         """
         at = Checkpoint(0, state, History(), self.config)
         if self.folder is None:
@@ -123,7 +132,7 @@ class Keeping:
         return at
 
     def shown(self, rounds: int, params: Params, history: History) -> Live:
-        """What shows the run to those who look at its folder."""
+        """Return the live view of the run."""
         if self.folder is None or not self.writes:
             return Live()
         path, more = Path(self.folder.path), (self.folder.report, self.folder.open)
@@ -137,20 +146,20 @@ class Keeping:
     def save_if_due(
         self, round: int, state: State, history: History, best: Best | None = None
     ) -> None:
-        """Save every so many rounds, or every now and then."""
+        """Save a checkpoint if one is due by `every`, or by the time since the last one."""
         every = None if self.folder is None else self.folder.every
         if time.monotonic() >= self.due if every is None else round % every == 0:
             self.save(round, state, history, best)
 
     def save(self, round: int, state: State, history: History, best: Best | None = None) -> None:
-        """Save the last round that is complete."""
+        """Save a checkpoint of the last complete round."""
         if self.folder is None or not self.writes or self.saved == round:
             return
         start = time.monotonic()
         now = Checkpoint(round, state, history.until(round), self.config, best)
         checkpoint.save(Path(self.folder.path), now)
         self.saved, end = round, time.monotonic()
-        self.states = (handles(state), *self.states[:1])  # so they keep what both need
+        self.states = (handles(state), *self.states[:1])  # nodes keep the values of both
         self.due = end + max(CHECKPOINT_SECONDS, SHARE * (end - start))
 
     def rescue(
@@ -161,7 +170,7 @@ class Keeping:
         error: BaseException,
         best: Best | None = None,
     ) -> None:
-        """Save what there is after an error, which stays the one that is raised."""
+        """Save a checkpoint after an error, without replacing that error."""
         if self.folder is None:
             return
         try:
@@ -174,16 +183,16 @@ class Keeping:
                 f"Round {round} is saved in {self.folder.path}: run it again to go on from there."
             )
             error.add_note(words)
-            if isinstance(error, SystemExit):  # which nobody shows
+            if isinstance(error, SystemExit):  # its notes are not shown
                 print(words, file=sys.stderr, flush=True)
 
     def end(self, stopped: str | None) -> None:
-        """Training has ended; write down why, if it was before the last round."""
+        """Write the reason to config.json if training ended before the last round."""
         if self.folder is not None and self.writes and stopped is not None:
             _write_config(Path(self.folder.path), {**self.config, "stopped": stopped})
 
     def close(self) -> None:
-        """Close the log, and leave the folder to others; what is saved stays on nodes."""
+        """Close the log and release the lock. Nodes keep the values of the checkpoints."""
         with self.lock:
             for handle in handles(self.states):
                 handle.leave()
@@ -196,7 +205,7 @@ def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _require_ours(folder: Path) -> None:
-    """Refuse to write over what is somebody else's, or beside a search."""
+    """Refuse to overwrite a config.json of other software, or to write into a search folder."""
     if (folder / SEARCH).exists():
         raise RunFolderError.here(
             f"{folder} holds a search ({SEARCH}), and a run is kept in a folder of its own. Choose "

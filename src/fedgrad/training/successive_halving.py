@@ -1,4 +1,4 @@
-"""Trials that climb from rung to rung: at each, all that are left are trained, judged, dropped."""
+"""Successive halving: at each rung, the remaining trials are trained, scored, and reduced."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,34 +15,34 @@ from fedgrad.training.loop import Loop, Played
 from fedgrad.training.progress import Display
 from fedgrad.training.search_folder import SearchFolder, Standing
 
-TOGETHER = 256 * 2**20  # bytes of state that trials may have together
+TOGETHER = 256 * 2**20  # bytes of state that side-by-side trials may share
 
 
 @dataclass
 class Climb:
-    """Where the trials of a search are."""
+    """The progress of the trials of a search."""
 
     course: Course  # of all trials, side by side
     tried: Mapping[str, jax.Array]
-    order: Callable[[np.ndarray], np.ndarray]  # of scores, from the best to the worst
+    order: Callable[[np.ndarray], np.ndarray]  # ranks scores from best to worst
     kept: SearchFolder
     display: Display
     interrupts: Interrupts
     rung: int = 0
-    alive: np.ndarray = field(init=False)  # the trials that go on
-    state: Any = field(init=False)  # of these
-    scores: np.ndarray = field(init=False)  # of all, where they are; NaN before the first rung
+    alive: np.ndarray = field(init=False)  # the remaining trials
+    state: Any = field(init=False)  # of the remaining trials
+    scores: np.ndarray = field(init=False)  # the latest of all trials; NaN before the first rung
     rounds: np.ndarray = field(init=False)
-    ended: tuple[int, Params] | None = None  # the best trial that does not go on, and its model
+    ended: tuple[int, Params] | None = None  # the best dropped trial and its model
 
     def begin(self, params: Params) -> None:
-        """All of them, before the first round."""
+        """Initialize all trials."""
         trials = len(next(iter(self.tried.values())))
         self.alive, self.state = np.arange(trials), self.course.first(params)
         self.scores, self.rounds = np.full(trials, np.nan), np.zeros(trials, int)
 
     def train(self, begin: int, end: int) -> None:
-        """Those that are left to the next rung, as many at once as fit into memory."""
+        """Train the remaining trials to the next rung, as many at once as fit into memory."""
         self.rung += 1
         size = max(1, int(TOGETHER // max(1, _bytes(self.state) // len(self.alive))))
         places = np.array_split(np.arange(len(self.alive)), -(-len(self.alive) // size))
@@ -65,18 +65,18 @@ class Climb:
                 kept=keeping,
                 display=self.display,
                 interrupts=self.interrupts,
-                warned=True,  # that some diverge is to be expected
+                warned=True,  # some trials are expected to diverge
             )
             loop.run()
         return loop.at.state
 
     def judge(self, scores: Callable[[Any], np.ndarray]) -> None:
-        """Score their models."""
+        """Score the models of the remaining trials."""
         self.scores[self.alive] = scores(self.state.params)
 
     def drop(self, left: int) -> None:
-        """Go on with the best so many. Of those that end here the best is remembered: perhaps
-        nobody who goes on becomes as good."""
+        """Continue with the best `left` trials. The best of the dropped ones is remembered, because
+        the others may never become as good."""
         order = self.order(self.scores[self.alive])
         if left < len(order):
             place = int(order[left])
@@ -88,14 +88,14 @@ class Climb:
 
     @property
     def best(self) -> tuple[int, Params]:
-        """The trial with the best score, and its model, when all have ended."""
+        """The trial with the best score and its model, after the last rung."""
         assert self.ended is not None
         return self.ended
 
     def standing(
         self, objective: str, maximize: bool, ends: list[int], logarithmic: Mapping[str, bool]
     ) -> Standing:
-        """For the folder."""
+        """Return the state of the search for its folder."""
         tried = {name: np.asarray(values) for name, values in self.tried.items()}
         best = int(self.order(self.scores)[0])
         found = (tried, self.scores, self.rounds, best, tuple(ends), logarithmic)
@@ -103,7 +103,7 @@ class Climb:
 
 
 def _take(tree: Any, trials: Any) -> Any:
-    """Those of some trials: every array has a leading axis of trials, and they share numbers."""
+    """Select trials along the leading axis of every array; all trials share the scalars."""
     return jax.tree.map(lambda leaf: leaf[trials] if jnp.ndim(leaf) else leaf, tree)
 
 
