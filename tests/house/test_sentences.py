@@ -468,7 +468,7 @@ def test_what_no_derivative_goes_through_stays_bit_for_bit(name):
     assert not np.array_equal(found.params["w"], params["w"])
 
 
-@says("fg.fed_nova", "Where all clients take as many steps it is FedAvg;")
+@says("fg.fed_nova", "If all clients take the same number of steps, it is FedAvg;")
 @says(
     "docs/write-your-own-algorithm.md", "With its weights at 0 it is FedAvg: what it learns is only"
 )

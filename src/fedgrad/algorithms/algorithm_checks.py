@@ -1,6 +1,6 @@
-"""What an algorithm has to be, checked: when it is made, and when its round is traced.
+"""Checks of an algorithm: when it is made, and when its round is traced.
 
-Neither costs a run anything: the second happens while JAX traces the round, whoever runs it.
+Neither check costs anything at run time: the second one happens while JAX traces the round.
 """
 
 import functools
@@ -55,7 +55,7 @@ def _require_round(round: Any, further: Mapping[str, Any], keeps: bool) -> None:
         )
     known = round.signature.parameters
     if any(p.kind is p.VAR_POSITIONAL for p in known.values()):
-        return  # it passes its arguments on
+        return  # it forwards its arguments
     by_position = [n for n, p in known.items() if p.kind is not p.KEYWORD_ONLY]
     if len(by_position) < 4:
         _refuse(
@@ -101,7 +101,7 @@ def _require_function(name: str, fun: Any, given: tuple[str, ...], gives: str) -
         _refuse(f"{name}={fun!r} is no function. Write {form} {gives}.")
     try:
         signature = inspect.signature(fun)
-    except (TypeError, ValueError):  # of a builtin, say
+    except (TypeError, ValueError):  # e.g. a builtin
         return
     try:
         signature.bind(*given)
@@ -130,8 +130,8 @@ def _require_hyper(hyper: Any) -> None:
 
 
 def require_state(found: Any, name: str) -> State:
-    """What `init` gave, if it is a state."""
-    # Not by asking for it: of an average, that is work.
+    """Return the result of `init`; refuse it if it is not a state."""
+    # Do not read `params`: computing an average is work.
     if "params" not in getattr(found, "__dict__", {}) and not hasattr(type(found), "params"):
         _refuse(
             f"{name} gave {type(found).__name__}, which has no `params`: everybody reads the model "
@@ -148,15 +148,15 @@ def require_state(found: Any, name: str) -> State:
 
 
 def checked_init(init: Callable[..., Any], params: Params, hyper: Hyper) -> State:
-    """`init(params, hyper)`, if that is a state."""
+    """Return `init(params, hyper)`; refuse it if it is not a state."""
     return require_state(init(params, hyper), f"init= ({getattr(init, '__name__', 'init')})")
 
 
 def checked(round: Program, keeps: bool) -> Program:
-    """The round that looks at what it gives, while it is traced."""
+    """Return the round with checks of its results, which run while it is traced."""
     if getattr(round.fun, "checked", None) is keeps:
         return round
-    # Once for each round, so that whoever makes an algorithm of it again compiles nothing again.
+    # Cached on the round, so that another algorithm made of it compiles nothing again.
     looks = round.once(("checked", keeps), lambda: _looking(round, keeps))
     return looks.on(round.executor)
 
@@ -189,7 +189,7 @@ def _require_result(name: str, before: State, found: Any, keeps: bool) -> Any:
 
 
 def _require_places(name: str, places: Any) -> None:
-    """Refuse a state and metrics of the server that are at clients, and the other way round."""
+    """Refuse a state or metrics placed at clients, and a client state placed at the server."""
     for i, what in enumerate(("state", "metrics", "client_state")[: len(places)]):
         named, _ = jax.tree_util.tree_flatten_with_path(places[i])
         for path, at in named:
@@ -204,8 +204,8 @@ def _require_places(name: str, places: Any) -> None:
 
 
 def require_same(what: str, before: Any, after: Any) -> None:
-    """Refuse a state that is not what it was: each round would be compiled anew, and no checkpoint
-    could be resumed."""
+    """Refuse a state whose structure, shapes or dtypes change: every round would be compiled again,
+    and no checkpoint could be resumed."""
     old, new = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (before, after))
     tree: Any = jax.tree.structure(after)
     if tree != jax.tree.structure(before):

@@ -1,4 +1,4 @@
-"""How much a client does in a round: a number, or a function of the round number."""
+"""The amount of a client's work in a round: a number, or a function of the round number."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,21 +15,21 @@ Amount = int | Callable[[Any], Any]
 
 
 def how_much(name: str, amount: Amount, hyper: Hyper) -> Any:
-    """The number of this round: a schedule's is rounded, and at least 1."""
+    """Return the amount in this round: a schedule's value is rounded, and at least 1."""
     if not callable(amount):
         return amount
     return jnp.maximum(jnp.round(hyper[name]), 1).astype(jnp.int32)
 
 
 def most(name: str, schedule: Any) -> int:
-    """The most that a schedule asks for in as many rounds as can be looked at quickly."""
+    """Return the maximum of a schedule over as many rounds as can be checked quickly."""
     checked = schedules(with_schedules({name: schedule})).get(name)
     values = schedule if checked is None else checked.values(LOOKED_AT)
     return max(1, int(np.round(np.max(values))))
 
 
 def require_bounded(name: str, found: Any, bound: int) -> None:
-    """Refuse a schedule, or a number, that asks for more than what loops were made for."""
+    """Refuse an amount beyond the bound that the loops were made for."""
     if not isinstance(found, jax.core.Tracer) and most(name, found) > bound:
         raise ArgumentError.here(
             f"{name!r} asks for {most(name, found)}, but what clients do was made for a schedule "

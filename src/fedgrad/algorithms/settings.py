@@ -1,4 +1,4 @@
-"""What algorithms are called, and what they were made of, in words: for config.json and reports."""
+"""Names and settings of algorithms, in words: for config.json and reports."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from fedgrad.core.errors import public
 
 P = ParamSpec("P")
 
-# As their papers write them, by the function that makes them.
+# As spelled in their papers, by the function that makes them.
 NAMES = {
     "fed_adagrad": "FedAdagrad",
     "fed_adam": "FedAdam",
@@ -36,7 +36,7 @@ NAMES = {
 
 
 def titled(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-    """A function that makes an algorithm, which then has its name."""
+    """Decorate a function that makes an algorithm, so that the algorithm has its name."""
     words = getattr(make, "__name__", "")
 
     @functools.wraps(make)
@@ -48,7 +48,7 @@ def titled(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
 
 
 def settings_of(work: Work, server: Optimizer, weighting: str) -> dict[str, Any]:
-    """What the rounds of `fed_opt` are made of."""
+    """Return the settings of `fed_opt`."""
     return {
         "name": "FedOpt",
         "client": {n: "a schedule" if callable(v) else v for n, v in work.settings.items()},
@@ -58,7 +58,7 @@ def settings_of(work: Work, server: Optimizer, weighting: str) -> dict[str, Any]
 
 
 def settings_of_race(candidates: Mapping[str, Algorithm]) -> dict[str, Any]:
-    """What all candidates have in common, and of each what only it has."""
+    """Return the settings that all candidates share, and those of each that differ."""
     first, *others = (one.described for one in candidates.values())
     same = {n: v for n, v in first.items() if all(other.get(n) == v for other in others)}
     own = {

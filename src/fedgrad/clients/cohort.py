@@ -17,14 +17,15 @@ from fedgrad.core.errors import public
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cohort(ClientData):
-    """A choice of clients from a population. A program's client code sees each as `fg.Examples`.
+    """A selection of clients from a population. Client code of a program sees each as
+    `fg.Examples`.
 
     It holds the population's store (not a copy) and three small vectors, so a new cohort of the
     same size moves no data and compiles nothing.
     """
 
     store: Any
-    offset: Any  # one integer per client, of numpy or JAX
+    offset: Any  # one integer per client, a NumPy or JAX array
     count: Any
     index: Any
     capacity: int = field(metadata={"static": True})
@@ -33,7 +34,7 @@ class Cohort(ClientData):
         return len(self.count)
 
     def seen(self, where: str) -> Seen:
-        """Each client has a view of the store, which all of them share."""
+        """Return each client's view of the shared store."""
         store = jax.tree.map(Shared, self.store)
         view = Examples(store, self.offset, self.count, self.capacity)
         return Seen(view, self.index, self.count)

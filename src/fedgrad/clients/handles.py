@@ -1,4 +1,4 @@
-"""Values that clients keep where they are: whoever trains has handles to them, and nothing more."""
+"""Handles to values that stay with the clients; training sees nothing but the handles."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -7,23 +7,23 @@ import jax
 
 
 class Handle(ABC):
-    """A value that each of some clients keeps, such as on its node."""
+    """A value that each of some clients keeps, for example on its node."""
 
     @abstractmethod
     def saved(self) -> Any:
-        """Return what a checkpoint says of it, as JSON."""
+        """Return the entry of a checkpoint for it, as JSON."""
 
     @abstractmethod
     def restored(self, saved: Any) -> "Handle":
-        """Return the handle that was saved; this one is to what clients began with."""
+        """Return the saved handle; this one refers to the clients' initial values."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Let clients keep the value when this handle is gone: somebody has saved it."""
+        """Let clients keep the value after this handle is gone, because it is in a checkpoint."""
 
     @abstractmethod
     def origin(self) -> bytes:
-        """Return what the value is made from, where it is the same for all clients."""
+        """Return the bytes that the value is made from, which are the same for all clients."""
 
 
 def handles(tree: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A population in memory: all examples of all clients in one store, of which a client is a view."""
+"""A population in memory: the examples of all clients in one store, with a view for each client."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,24 +17,24 @@ from fedgrad.core.errors import CohortError, known_arguments
 from fedgrad.core.lossless import changed, masked, place
 from fedgrad.core.types import Key
 
-WORDS = "OSUmM"  # the kinds of arrays that are of no numbers
+WORDS = "OSUmM"  # the kinds of NumPy arrays that are not numeric
 
 
 @dataclass(frozen=True, repr=False)
 class InMemory(Stored):
-    """All clients, their examples stored once. Make one with `fg.population`."""
+    """A population whose examples are stored once. Make one with `fg.population`."""
 
     offsets: np.ndarray
     here = True
 
     @property
     def sharding(self) -> Any:
-        """On each of several local devices, if there are several."""
+        """Replication over the local devices, if there are several."""
         sharding = self.everyone.count.sharding
         return sharding if len(sharding.device_set) > 1 else None
 
     def cohort(self, index: Any) -> Cohort:
-        """Two numbers of each client, which are known on the host too."""
+        """Return a cohort: two numbers per client, which the host also knows."""
         if isinstance(index, jax.core.Tracer):
             offsets, counts = self.everyone.offset, self.everyone.count
         else:
@@ -42,7 +42,8 @@ class InMemory(Stored):
         return replace(self.everyone, offset=offsets[index], count=counts[index], index=index)
 
     def draws(self, key: Key, size: int, role: str = "cohort") -> Callable[[int], Any]:
-        """The cohorts of several rounds are put on the devices together."""
+        """Return a function from rounds to cohorts, which puts those of several rounds on the
+        devices together."""
         words, _ = sampling.read_key(key)
         put = sampling.placing(self.sharding)
 
@@ -56,9 +57,22 @@ class InMemory(Stored):
 
 @known_arguments()
 def population(clients: Sequence[Any]) -> Population:
-    """Store clients, one pytree of examples each (leaves with a leading example axis), once.
+    """Store clients in memory, once.
 
-    On several local devices the store is put on each of them, so that no round moves data.
+    On several local devices the store is replicated, so that no round moves data.
+
+    Args:
+        clients: A list with one pytree of examples per client, whose leaves have a leading example
+            axis.
+
+    Returns:
+        A population.
+
+    Raises:
+        CohortError: If the clients differ in structure, shapes or dtypes, or one has no examples.
+
+    Example:
+        clients = fg.population([{"x": np.ones((5, 3))}, {"x": np.ones((8, 3))}])
     """
     arrays, sizes = read_clients(clients)
     total, capacity = int(sizes.sum()), int(sizes.max())
@@ -80,12 +94,13 @@ def population(clients: Sequence[Any]) -> Population:
 
 @known_arguments()
 def cohort(clients: Sequence[Any]) -> Cohort:
-    """Clients of different sizes from a list, one entry per client, for one call of a program."""
+    """Return a cohort of clients of different sizes, from a list with one entry per client, for one
+    call of a program."""
     return population(clients).everyone
 
 
 def everywhere() -> Any:
-    """On each of the local devices; None if there is one."""
+    """Return the replication over all local devices; None if there is one."""
     devices = jax.local_devices()
     if len(devices) == 1:
         return None
@@ -99,7 +114,7 @@ def _everywhere(x: np.ndarray) -> jax.Array:
 
 
 def joined(path: Any, clients: Mapping[int, Any], rows: int) -> np.ndarray:
-    """One leaf of these clients as a part of a store; refused, if JAX would change its numbers."""
+    """Concatenate a leaf of these clients for a store; refuse numbers that JAX would change."""
     whole: np.ndarray = padded([np.asarray(leaf) for leaf in clients.values()], rows)
     if changed(whole):
         for number, leaf in clients.items():
@@ -109,7 +124,8 @@ def joined(path: Any, clients: Mapping[int, Any], rows: int) -> np.ndarray:
 
 
 def read_clients(clients: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
-    """The clients as arrays, and how many examples each has, if they are one population."""
+    """Return the clients as arrays, and their numbers of examples; refuse clients that do not
+    match."""
     if isinstance(clients, str | os.PathLike):
         raise CohortError.here(
             f"fg.population takes the clients themselves; fg.stored({str(clients)!r}) opens a "
@@ -129,14 +145,14 @@ def read_clients(clients: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
 
 
 def read_client(number: int, client: Any) -> Any:
-    """A client's examples as arrays, whatever they are: tensors, columns of tables."""
+    """Convert a client's examples to arrays, from tensors or columns of tables."""
     if why := masked(client):
         raise CohortError.here(f"Client {number}{why}")
     return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), client)
 
 
 def count_of(number: int, client: Any, first: Any) -> int:
-    """How many examples a client has, if they are like those of the first one."""
+    """Return a client's number of examples; refuse examples unlike those of the first client."""
     if not _same_tree(client, first):
         raise CohortError.here(
             f"Client {number} has another structure than client 0: {jax.tree.structure(client)} "
@@ -166,8 +182,8 @@ def count_of(number: int, client: Any, first: Any) -> int:
 
 
 def _require_dtypes(clients: Sequence[Any]) -> None:
-    """Refuse examples of other dtypes than those of the first client: stored together, all would
-    silently become what both fit into."""
+    """Refuse examples with other dtypes than the first client's: stored together, all would
+    silently be promoted to a common dtype."""
     first = _dtypes(clients[0])
     for path, dtype in zip(_paths(clients[0]), first, strict=True):
         if getattr(dtype, "kind", "") in WORDS:
@@ -180,7 +196,7 @@ def _require_dtypes(clients: Sequence[Any]) -> None:
         if (here := _dtypes(client)) == first:
             continue
         for path, found, wanted in zip(_paths(client), here, first, strict=True):
-            kept = map(jax.dtypes.canonicalize_dtype, (found, wanted))  # without x64, float32
+            kept = map(jax.dtypes.canonicalize_dtype, (found, wanted))  # float32 without x64
             if len({*kept}) > 1:
                 raise CohortError.here(
                     f"Examples of client {number} are {found}{path}, those of client 0 {wanted}. "
@@ -189,7 +205,7 @@ def _require_dtypes(clients: Sequence[Any]) -> None:
 
 
 def _paths(client: Any) -> list[str]:
-    """Where each leaf is, in words."""
+    """Return the path of each leaf, in words."""
     return [place(path) for path, _ in jax.tree_util.tree_leaves_with_path(client)]
 
 

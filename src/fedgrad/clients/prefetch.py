@@ -1,4 +1,4 @@
-"""Loading in the background what is needed next, while the devices work."""
+"""Prefetch: load what is needed next in the background, while the devices work."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -6,14 +6,14 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-AHEAD = 2  # rounds that are loaded before they are asked for
+AHEAD = 2  # the number of rounds loaded in advance
 
 
 class Prefetch(Generic[T]):
-    """A function of 0, 1, 2 ..., mostly asked in this order, that is computed before it is asked.
+    """A function of 0, 1, 2 ..., mostly called in this order, whose values are computed in advance.
 
-    One thread does it, from the first call until `close`. It is never more than a few numbers
-    ahead, nor beyond the `last` one; what it raises is raised for the number that it concerns.
+    One thread computes them, from the first call until `close`. It is never more than a few numbers
+    ahead, nor beyond the `last` one; its errors are raised for the number that they concern.
     """
 
     def __init__(self, load: Callable[[int], T], last: int | None = None) -> None:
@@ -22,7 +22,7 @@ class Prefetch(Generic[T]):
         self.coming: dict[int, Future[T]] = {}
 
     def __call__(self, number: int) -> T:
-        """What was loaded, as soon as it is there."""
+        """Return the value, as soon as it is loaded."""
         if self.pool is None:
             self.pool = ThreadPoolExecutor(1, thread_name_prefix="fedgrad-prefetch")
         wanted = range(number, number + 1 + AHEAD)
@@ -34,7 +34,7 @@ class Prefetch(Generic[T]):
         return self.coming[number].result()
 
     def close(self) -> None:
-        """End the thread, when it is through with what it is doing."""
+        """Stop the thread, after its current item."""
         pool, self.pool, self.coming = self.pool, None, {}
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)

@@ -1,1 +1,1 @@
-"""From algorithms to algorithms: races, hypergradients, averages, trials side by side."""
+"""Transformations of algorithms: races, hypergradients, averaging, trials side by side."""

@@ -1,4 +1,4 @@
-"""An algorithm whose model is an average of its late models, at no communication at all."""
+"""Averaging of an algorithm's late models, without communication."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class AveragedState:
     """The state of the algorithm, and the average of its models."""
 
     inner: Any
-    average: Params  # in nothing narrower than float32, in which small steps would be lost
+    average: Params  # at least float32: narrower types would lose small steps
     rounds: jax.Array
 
     @property
@@ -33,18 +33,30 @@ class AveragedState:
 
     @property
     def last(self) -> Params:
-        """The model that training goes on with."""
+        """The model that training continues from."""
         return last_of(self.inner)
 
 
 @known_arguments()
 def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
-    """The algorithm, with the average of its models for a model: `state.params` is the average,
-    `state.last` what training goes on with, and so are `params` and `last` of `fg.fit`'s result.
+    """Return the algorithm with the average of its models as its model.
 
-    The model after round t counts t^`power`: a weighted mean of about the last `1 / (power + 1)` of
-    all rounds, however many these will be (polynomial averaging; Shamir and Zhang 2013). A power of
-    0 is the mean of all. Averaging is the server's: nothing more is sent.
+    `state.params` is the average and `state.last` the model that training continues from; likewise
+    `params` and `last` of the result of `fg.fit`. The model after round t has weight t^`power`,
+    which averages about the last `1 / (power + 1)` of all rounds, however many there will be. The
+    server averages; nothing more is sent.
+
+    Args:
+        algorithm: The algorithm to average.
+        power: The exponent of the weights; 0 is the mean of all models.
+
+    Returns:
+        An algorithm with an `AveragedState`.
+
+    Example:
+        algorithm = fg.averaged(fg.fed_avg(loss))
+
+    Reference: polynomial averaging, Shamir and Zhang 2013.
     """
     if not isinstance(algorithm, Algorithm):
         raise ArgumentError.here(
@@ -59,7 +71,7 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
 
     def round(state: AveragedState, hyper: Hyper, *args: Any, **more: Any) -> Any:
         inner, *rest = algorithm.round(state.inner, hyper, *args, **more)
-        # The first model replaces the one that training began with.
+        # The first model replaces the initial one.
         share = (power + 1) / (state.rounds.astype(jnp.result_type(float)) + power + 1)
 
         def moved(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -71,11 +83,12 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
     def before_round(state: AveragedState, done: int, planned: int) -> State:
         assert algorithm.before_round is not None
         inner = algorithm.before_round(state.inner, done, planned)
-        if inner is state.inner:  # the same, not one like it: `fit` places anew what has changed
+        if inner is state.inner:  # identity: `fit` places again whatever has changed
             return state
         old, new = last_of(state.inner), last_of(inner)
         same = all(map(np.array_equal, jax.tree.leaves(old), jax.tree.leaves(new)))
-        # It goes on from another model, as a race does that goes back: the average is of that one.
+        # Training continues from another model, as after the rollback of a race: restart the
+        # average.
         average = state.average if same else _wide(new)
         return replace(state, inner=inner, average=average)
 

@@ -1,4 +1,4 @@
-"""The cuts of a race: after which part of all rounds who is left."""
+"""The cuts of a race: who remains after which fraction of all rounds."""
 
 import builtins
 import math
@@ -10,11 +10,11 @@ from scipy.special import ndtri, stdtrit
 
 from fedgrad.core.errors import ArgumentError, require_whole
 
-# After a part of all rounds; or that, and at least so many. It is the key of a mapping, and mypy
-# takes a mapping with keys of one kind for none with keys of either: they are Any there.
+# After a fraction of all rounds, optionally with a least number of rounds. It is the key of a
+# mapping; mappings are invariant in their keys for mypy, so the keys are Any there.
 When = float | tuple[float, int]
-Left = int | Mapping[str, int]  # how many are left: in all, or of each family
-CHANCE = 1e-3  # how likely it may be that something looks better, or worse, and is not
+Left = int | Mapping[str, int]  # how many remain: in total, or per family
+CHANCE = 1e-3  # the significance level of comparisons
 SYNTAX = (
     "after a part of all rounds so many candidates are left, such as {0.1: 3, 0.25: 1}; or so many "
     'of each family, {0.1: {"adam": 2, "avgm": 1}, 0.25: 1}'
@@ -23,10 +23,10 @@ SYNTAX = (
 
 @dataclass(frozen=True)
 class Cuts:
-    """When candidates are judged, and who is left."""
+    """When candidates are judged, and how many remain."""
 
     cuts: Mapping[Any, Left]
-    order: list[str]  # of the candidates: of two that are equal, the first one stays
+    order: list[str]  # of the candidates: the first one wins a tie
     incumbent: str | None
 
     def __post_init__(self) -> None:
@@ -55,11 +55,11 @@ class Cuts:
             )
 
     def ends(self, planned: int) -> list[tuple[int, int, Left]]:
-        """Return for each cut after which round judging begins, after which it ends, and how many
-        are left then."""
+        """Return for each cut the round after which judging begins, the round of the cut, and how
+        many remain."""
         lefts: dict[int, Left] = {}
         for part in sorted(self.cuts, key=both):
-            # The first round judges the model that all begin with, which tells nothing.
+            # The first round judges the initial model that all share, which carries no information.
             lefts[max(2, after(part, planned))] = self.cuts[part]
         begins = [0, *lefts]
         return [
@@ -75,8 +75,15 @@ class Cuts:
         rounds: int,
         votes: float,
     ) -> list[str]:
-        """Who is left, by mean ranks that were summed over so many rounds, the squares of what each
-        was ahead of the incumbent by, and how many clients judged, once for each round."""
+        """Return who remains.
+
+        Args:
+            scores: Mean ranks, summed over `rounds`.
+            squares: Squared leads of each candidate over the incumbent, summed likewise.
+            left: How many remain.
+            rounds: The number of rounds judged.
+            votes: How many clients judged, summed over these rounds.
+        """
         known = {n: float(scores[n]) for n in self.order if n in scores}
         ranked = sorted(known, key=lambda n: known[n])
         if isinstance(left, Mapping):
@@ -86,17 +93,18 @@ class Cuts:
             best = ranked[:left]
         if self.incumbent is None or self.incumbent in best:
             return best
-        if len(best) > 1:  # of so many without families it is one
+        if len(best) > 1:  # without families, the incumbent takes the last place
             return [*(best if isinstance(left, Mapping) else best[:-1]), self.incumbent]
         ahead = (known[self.incumbent] - known[best[0]]) / rounds
-        if math.isinf(ahead):  # it has diverged
+        if math.isinf(ahead):  # the incumbent has diverged
             return best
         spread = float(squares[best[0]]) / rounds - ahead**2
-        if rounds == 1:  # which tells nothing of chance
+        if rounds == 1:  # one round gives no estimate of chance
             return [self.incumbent]
         error = math.sqrt(max(spread, 0) / (rounds - 1))
-        # A few rounds may agree by chance. Clients that do not care at all would rank k candidates
-        # in any order, so that two of them differ by the root of k (k + 1) / 6.
+        # A few rounds may agree by chance. Indifferent clients would rank k candidates in random
+        # order, so that the difference of two ranks has a standard deviation of sqrt(k (k + 1) /
+        # 6).
         k = len(known)
         careless = math.sqrt(k * (k + 1) / 6 / max(votes, 1))
         certain = max(by_chance(rounds - 1) * error, by_chance(math.inf) * careless)
@@ -104,24 +112,24 @@ class Cuts:
 
 
 def by_chance(freedom: float) -> float:
-    """How many standard errors chance explains, if these are known by so many degrees of freedom:
-    by Student's t, because rounds are few."""
+    """Return how many standard errors are significant at level CHANCE. The errors have `freedom`
+    degrees of freedom; Student's t, because rounds are few."""
     return float(stdtrit(freedom, 1 - CHANCE) if math.isfinite(freedom) else ndtri(1 - CHANCE))
 
 
 def after(part: When, planned: int) -> int:
-    """How many rounds are done after a part of all."""
+    """Return how many rounds make up a fraction of all."""
     share, least = both(part)
     return max(least, round(share * planned))
 
 
 def both(part: When) -> tuple[float, int]:
-    """A part of all rounds, and at least how many."""
+    """Return the fraction of all rounds, and the least number of rounds."""
     return part if isinstance(part, tuple) else (part, 1)
 
 
 def require_part(what: str, part: Any) -> None:
-    """Refuse what does not say when."""
+    """Refuse anything but a fraction of all rounds, optionally with a least number."""
     share, least = part if isinstance(part, tuple) and len(part) == 2 else (part, 1)
     number = isinstance(share, int | float) and not isinstance(share, bool)
     if not number or not 0 < share <= 1 or type(least) is not int or least < 1:
@@ -132,7 +140,7 @@ def require_part(what: str, part: Any) -> None:
 
 
 def _family(families: Iterable[str], family: str) -> Callable[[str], bool]:
-    """Whether a candidate is of this family: its name begins so, and with no longer one's name."""
+    """Return a predicate: whether `family` is the longest of `families` that prefixes a name."""
 
     def of(name: str) -> bool:
         found = [f for f in families if name.startswith(f)]

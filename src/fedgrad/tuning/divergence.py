@@ -1,8 +1,8 @@
-"""A training that is watched: some rounds after which it is worse than before are undone.
+"""A divergence monitor: rolls training back when the loss rises.
 
-What was good for a while need not stay so: rates that are right for the examples that train may be
-too large when there are more of them. Nothing is sent for it. What clients tell of their loss in
-every round is enough, if rounds are taken together.
+Rates that were good for a while need not stay good: rates that suit the current training examples
+may be too large once there are more of them. Monitoring sends nothing extra: the training loss that
+clients report in every round is enough, if several rounds are pooled.
 """
 
 import math
@@ -15,35 +15,35 @@ import jax.numpy as jnp
 from fedgrad.core.types import State
 from fedgrad.tuning.cuts import after, by_chance
 
-ASKED = 0.05  # after such parts of all rounds it is asked whether it got worse
-LEAST = 3  # rounds that can tell something about chance
-# Of what training has gained: so much of it may be lost. Where losses hardly differ from round to
-# round, chance explains nothing, and what nobody would notice would count.
+ASKED = 0.05  # the fraction of all rounds between two checks
+LEAST = 3  # the least number of rounds for an estimate of chance
+# The fraction of the progress that may be lost. Where losses hardly vary from round to round, a
+# purely statistical test would react to negligible increases.
 MATTERS = 0.1
-# A loss that is higher above the first one counts as that: one of 1e20 in a race would make all
-# others look alike.
+# Losses are clipped at the first one plus this many times its size: a loss of 1e20 in a race would
+# make all others look alike.
 MOST = 10.0
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Losses:
-    """The losses of some rounds, one after another."""
+    """Running statistics of the losses of consecutive rounds."""
 
     rounds: jax.Array
-    lost: jax.Array  # further rounds, that were undone or whose loss is not finite
+    lost: jax.Array  # further rounds that were undone or whose loss is not finite
     first: jax.Array
     last: jax.Array
-    above: jax.Array  # the first one, summed
-    jumps: jax.Array  # from one to the next, summed
+    above: jax.Array  # the sum of differences from the first loss
+    jumps: jax.Array  # the sum of absolute differences between consecutive losses
 
     @staticmethod
     def none() -> "Losses":
-        """Of no round yet."""
+        """Return the statistics of no rounds."""
         return Losses(*(jnp.float32(0) for _ in range(6)))
 
     def plus(self, loss: jax.Array) -> "Losses":
-        """One round more."""
+        """Add a round."""
         known = jnp.isfinite(loss)
         first = jnp.where(self.rounds > 0, self.first, loss)
         jump = jnp.where(self.rounds > 0, jnp.abs(loss - self.last), 0)
@@ -54,7 +54,7 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        """Their mean; worse than any, if more rounds were lost than not."""
+        """The mean loss, or infinity if more rounds were lost than not."""
         rounds = int(self.rounds)
         if int(self.lost) > rounds:
             return math.inf
@@ -64,25 +64,26 @@ class Losses:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Watch:
-    """The states to go back to, the losses before these states and those since; and of all rounds
-    up to these states how much losses differ from one to the next, however they fall or rise."""
+    """The state of the monitor: the states to roll back to, the losses before and since these
+    states, and how much losses differ between consecutive rounds, over all rounds up to these
+    states, whatever their trend."""
 
-    safe: dict[str, State]  # none, as long as nobody is watched
-    began: jax.Array  # the first loss of all
+    safe: dict[str, State]  # empty while nothing is monitored
+    began: jax.Array  # the very first loss
     before: Losses
     since: Losses
     jumps: jax.Array  # summed
-    pairs: jax.Array  # so many
-    undone: jax.Array  # the mean loss of what was undone, if training has just gone back
+    pairs: jax.Array  # their number
+    undone: jax.Array  # the mean loss of the undone rounds, right after a rollback
 
     @staticmethod
     def begin(safe: dict[str, State]) -> "Watch":
-        """Before the first round."""
+        """Return the monitor before the first round."""
         zero, unknown = jnp.float32(0), jnp.float32(jnp.nan)
         return Watch(safe, unknown, Losses.none(), Losses.none(), zero, zero, unknown)
 
     def plus(self, loss: jax.Array | None, kept: jax.Array | bool = True) -> "Watch":
-        """One round more, if its loss is known; and whether it was `kept`, or undone at once."""
+        """Add a round, if its loss is known; `kept` is false if the round was undone at once."""
         if loss is None:
             return self
         loss = jnp.asarray(loss, jnp.float32)
@@ -92,7 +93,7 @@ class Watch:
         return replace(self, began=began, since=self.since.plus(told))
 
     def moved(self, safe: dict[str, State]) -> "Watch":
-        """These are the states to go back to from now on."""
+        """Make these the states to roll back to from now on."""
         seen = self.since
         return replace(
             self,
@@ -105,15 +106,18 @@ class Watch:
         )
 
     def of_other_examples(self, safe: dict[str, State]) -> "Watch":
-        """The same, where other examples train from now on: with losses of those before, theirs
-        cannot be compared."""
+        """Like `moved`, for training that continues on other examples: their losses cannot be
+        compared with those before."""
         return replace(self.moved(safe), before=Losses.none())
 
     def asked(
         self, now: dict[str, State], done: int, planned: int
     ) -> tuple[dict[str, State], "Watch", float]:
-        """The states to go on with, what is known from now on, and by how much the rates change: if
-        it is time to ask, and losses have become worse, it goes back and they are halved."""
+        """Check for divergence, if a check is due.
+
+        Returns the states to continue with, the new monitor, and the factor on the rates. If losses
+        have risen, training rolls back and the rates are halved.
+        """
         rounds = after(ASKED, planned)
         seen = int(self.since.rounds) + int(self.since.lost)
         if done % rounds or seen < max(rounds, LEAST):
@@ -122,42 +126,42 @@ class Watch:
             return now, self.moved(now), 1.0
         (old, _), undone, new = self._known(), float(self.undone), self.since.mean
         if math.isfinite(undone) and new > (old + undone) / 2:
-            # At half the rates it is as bad, so they are not the reason.
+            # It is as bad at half the rates, so the rates are not the cause.
             return now, self.moved(now), 2.0
         back = replace(self, since=Losses.none(), undone=jnp.float32(new))
         return self.safe, back, 0.5
 
     def _known(self) -> tuple[float, int]:
-        """What losses are compared with, and of how many rounds that is."""
+        """Return the reference loss and the number of rounds that it averages."""
         some = int(self.before.rounds)
         return (self.before.mean, some) if some >= LEAST else (float(self.began), 1)
 
     def got_worse(self) -> bool:
-        """Whether losses are above what they were by more than chance explains, and by more than
-        nobody would notice. Where nothing was seen before, they are compared with the first one."""
+        """Return whether losses rose significantly (t-test) and by more than 10 % of the progress
+        so far. Without earlier rounds, they are compared with the first loss."""
         (old, some), new, began = self._known(), self.since.mean, float(self.began)
         more, pairs = int(self.since.rounds), int(self.pairs)
         if math.isinf(new):
             return True
         if more < LEAST or pairs < LEAST - 1 or not math.isfinite(old):
             return False
-        # How far losses are from one to the next tells how much they differ by chance, also where
-        # they fall: 2 / sqrt(pi) deviations, if they are normal. Neighbours overlap, so that it is
-        # known about as well as by half as many that do not. Those of the last rounds do not count:
-        # what falls apart does it by and by.
+        # Differences between consecutive losses measure the noise even while losses fall: their
+        # mean is 2 / sqrt(pi) standard deviations for normal noise. Neighboring differences
+        # overlap, so the estimate is about as good as one from half as many independent
+        # differences. The latest rounds are excluded, because divergence is gradual.
         deviation = math.sqrt(math.pi) / 2 * float(self.jumps) / pairs
         chance = by_chance(pairs / 2) * deviation * math.sqrt(1 / some + 1 / more)
         return new - old > max(chance, MATTERS * (began - old))
 
 
 def rates_of(names: Iterable[str], branch: str) -> list[str]:
-    """The learning rates among dotted names of a branch: one, or one for each layer."""
+    """Return the learning rates of a branch among dotted names: one, or one per layer."""
     parts = [name.split(".") for name in names]
     return [".".join(n) for n in parts if n[0] == branch and "learning_rate" in n]
 
 
 def eased_by(names: Iterable[str]) -> list[str]:
-    """The rates to lower where training got worse: the server's, or its clients' if that has
+    """Return the rates to lower when training got worse: the server's, or the clients' if it has
     none."""
     known = [*names]
     return rates_of(known, "server") or rates_of(known, "client")

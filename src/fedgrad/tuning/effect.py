@@ -1,4 +1,4 @@
-"""Whether a round has a derivative by a hyperparameter at all."""
+"""Check that the model after a round depends on each learned hyperparameter."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +13,13 @@ from fedgrad.core.primitives import Literal, make_jaxpr
 def require_effect(
     name: str, model: Callable[[dict[str, Any]], Any], learned: dict[str, Any]
 ) -> None:
-    """Refuse what is learned in vain: the `model` after a round has no derivative by it, whatever
-    the numbers are.
+    """Refuse a hyperparameter whose hypergradient is identically zero.
 
-    JAX says so itself. In the linear map from moves of what is learned to moves of the model, dead
-    code removed, a move that nothing reads leads nowhere: through jit, scans, custom derivatives
-    and communication alike, whoever wrote the algorithm.
+    The check is structural: the `model` after a round has no derivative by the hyperparameter,
+    whatever the numbers are. JAX decides this itself. In the linear map from tangents of the
+    learned values to tangents of the model, with dead code removed, an unused tangent is an input
+    that no equation reads. This holds through jit, scans, custom derivatives and communication, for
+    any algorithm.
     """
 
     def moves_of_the_model(moves: dict[str, Any]) -> Any:

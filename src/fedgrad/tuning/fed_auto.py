@@ -1,7 +1,7 @@
-"""Training that needs no hyperparameter: which server, and which rates, is found out on the way.
+"""Training without hyperparameters: the server optimizer and the rates are chosen during the run.
 
-This is the third recipe. docs/no-tuning.md says which tasks each of them had seen when it was
-chosen, and how it did on those that it had not.
+This is the third recipe. docs/no-tuning.md lists the tasks on which each recipe was designed, and
+its results on the others.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ from fedgrad.tuning.averaged import averaged
 from fedgrad.tuning.cuts import When
 from fedgrad.tuning.race import race
 
-# After a quarter of all rounds it shows who ends best. Prodigy takes some twenty rounds to find its
-# rate, however long training is.
+# A quarter of all rounds is enough to predict the best candidate. Prodigy needs about twenty rounds
+# to find its rate, however long training is.
 DECIDED: When = (0.25, 30)
-# Its estimate only grows, and where the loss goes to 0 it does so late, and without end.
+# Prodigy's estimate never decreases; where the loss goes to 0 it grows late and without bound.
 KEPT: When = 0.5
 RATE = "learning_rate"
 FOUND = ("client", "momentum", RATE, f"client_{RATE}", f"server_{RATE}")
@@ -39,26 +39,37 @@ def fed_auto(
     weighting: str = "examples",
     judge: Loss | None = None,
 ) -> Algorithm:
-    """Federated training without a hyperparameter: `fg.fit(fg.fed_auto(loss), clients, ...)`.
+    """Federated training without hyperparameters: `fg.fit(fg.fed_auto(loss), clients, ...)`.
 
     Three servers race for a quarter of all rounds, at least thirty (`fg.race`), judged by examples
-    that they do not train on: Prodigy, which estimates its own rate, with much and with little
-    momentum, and FedAvgM with clients that take small steps. Then the best goes on alone; the model
-    is an average of its late ones (`fg.averaged`). It sends about twice the bytes of one training
-    of as many rounds.
+    that they do not train on: Prodigy, which estimates its own rate, with high and with low
+    momentum, and FedAvgM with small client steps. The best one then goes on alone, and the model is
+    an average of its late models (`fg.averaged`). The total traffic is about twice that of a single
+    training of as many rounds.
 
-    What clients do in a round is yours to choose: `batch_size`, `epochs` or `steps`; `weighting`
-    as for `fed_opt`. If what you care about is not the loss, say so: `judge`, a function `(params,
-    batch)` of which less is better, decides the race (as for `fg.race`).
+    Args:
+        loss: The loss `(params, batch)`, one number per example.
+        batch_size: The batch size of local training.
+        epochs: Local epochs per round; or give `steps`.
+        steps: Local steps per round; or give `epochs`.
+        weighting: How client updates are weighted, as for `fed_opt`.
+        judge: What decides the race if not the loss: a function `(params, batch)`, lower is better
+            (as for `fg.race`).
+
+    Returns:
+        An algorithm.
+
+    Example:
+        result = fg.fit(fg.fed_auto(loss), clients, params=params, rounds=200, cohort_size=10)
     """
 
     def family(server: Any) -> Algorithm:
         work = LocalTraining(0.01, batch_size=batch_size, epochs=epochs, steps=steps)
         return averaged(fed_opt(loss, server=server, client=work, weighting=weighting))
 
-    # Prodigy finds the server's rate, so that of its clients matters little. What is left are
-    # kinds of models: with little momentum and larger steps of clients those learn faster that
-    # have layers; where clients differ much, small steps and no adaptivity end best.
+    # Prodigy finds the server's rate, so the clients' rate matters little. What remains are kinds
+    # of models: models with several layers learn faster with low momentum and larger client steps;
+    # where clients differ a lot, small steps without adaptivity end best.
     estimated = {"estim_lr0": 1e-3, "estim_lr_coef": 2.0, "betas": (0.9, 0.999)}
     prodigy = family(optimizer(optax.contrib.prodigy, learning_rate=1.0, **estimated))
     momentum = family(optimizer(optax.sgd, learning_rate=6.0, momentum=0.7))

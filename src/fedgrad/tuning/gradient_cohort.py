@@ -1,4 +1,4 @@
-"""Who says what the loss is whose derivative hyperparameters follow."""
+"""The clients whose loss the hyperparameters follow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,23 +23,26 @@ GRADIENT = Placement("gradient")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Comparison:
-    """How the losses of two models differ on the same clients and examples."""
+    """The difference between the losses of two models on the same clients and examples."""
 
     difference: jax.Array  # the mean over examples, positive if the first is worse
-    error: jax.Array  # its standard error: how much it would differ for other clients
+    error: jax.Array  # its standard error over clients
     spread: jax.Array  # the standard error of the second model's loss itself
 
 
 @known_fields
 @dataclass(frozen=True)
 class GradientCohort:
-    """Whose loss `fg.self_tuning` follows, and which.
+    """The clients whose loss `fg.self_tuning` follows, and the loss itself.
 
-    `clients`: a "fresh" cohort of those that are trained on (the paper's choice), the "same"
-    clients that train, or another population. `loss`: another one than the algorithm minimizes.
-    `batch_size`: how many examples a client works on at a time. `held_out`: only of these examples
-    of each client; train without them, `fg.holding_out(algorithm, held_out)`. A cohort of clients
-    that all have too few for that tells nothing: its `gradient_loss` is NaN, and no step is taken.
+    Attributes:
+        clients: A "fresh" cohort of the training clients (the paper's choice), the "same" clients
+            that train, or another population.
+        loss: A loss other than the one that the algorithm minimizes.
+        batch_size: How many examples a client processes at a time.
+        held_out: Use only these examples of each client; train without them with
+            `fg.holding_out(algorithm, held_out)`. If no client of a cohort has enough examples for
+            the rule, the cohort's `gradient_loss` is NaN and no step is taken.
     """
 
     clients: Literal["fresh", "same"] | Population = "fresh"
@@ -59,14 +62,14 @@ class GradientCohort:
             require_rule("fg.GradientCohort", self.held_out)
 
     def require_some(self, populations: Mapping[str, Population]) -> None:
-        """Refuse populations of which nobody has an example that judges."""
+        """Refuse populations in which no client has an example that judges."""
         if self.held_out is not None:
             name = "gradient_cohort" if self.cohorts else "cohort"
             self.held_out.require_some("fg.GradientCohort(held_out=)", populations[name])
 
     @property
     def words(self) -> str:
-        """Who they are and what is asked of them."""
+        """A description of the clients and their loss."""
         who = self.clients if isinstance(self.clients, str) else "another population"
         loss = getattr(self.loss, "__name__", type(self.loss).__name__)
         what = "" if self.loss is None else f", loss {loss}"
@@ -75,20 +78,23 @@ class GradientCohort:
 
     @property
     def placement(self) -> Placement:
-        """Where they are: with those that train, or apart from them."""
+        """The placement of these clients: that of the training clients, or a separate one."""
         return GRADIENT if self.cohorts else CLIENTS
 
     @property
     def cohorts(self) -> Mapping[str, Population | None]:
-        """The further cohort that a round needs, by argument, and what it is drawn from."""
+        """The extra cohort that a round needs, by argument, and the population that it is drawn
+        from."""
         if isinstance(self.clients, str):
             return {} if self.clients == "same" else {"gradient_cohort": None}
         return {"gradient_cohort": self.clients}
 
     def program(self, loss: Loss) -> Program:
-        """Their loss of a model, the mean over examples, NaN without any; whether there are any;
-        and how it compares with that of another model, if there is one:
-        (params, before, gradient_cohort) -> (loss, (known, comparison))."""
+        """Return the program (params, before, gradient_cohort) -> (loss, (known, comparison)).
+
+        `loss` is the mean over examples, NaN if there are none; `known` tells whether there are
+        any; `comparison` compares the loss with that of the model `before`, if there is one.
+        """
         at = self.placement
 
         @program(gradient_cohort=at)
@@ -114,12 +120,12 @@ class GradientCohort:
 
 
 def _as_weight(count: jax.Array) -> jax.Array:
-    """A number of examples as `fg.mean` sums it up, so that the sum is not sent twice."""
+    """Cast a number of examples as `fg.mean` does, so that the sum is not sent twice."""
     return count.astype(int).astype(float)
 
 
 def _compared(value: jax.Array, before: jax.Array, count: jax.Array, at: Placement) -> Comparison:
-    """All that the server learns are sums."""
+    """Compare two losses; the server learns nothing but sums."""
     weight = count.astype(value.dtype)
     pair = {"difference": value - before, "before": before}
     first = sum_({n: weight * x for n, x in pair.items()}, at)
@@ -127,11 +133,11 @@ def _compared(value: jax.Array, before: jax.Array, count: jax.Array, at: Placeme
     total, squares = sum_(_as_weight(count), at).astype(value.dtype), sum_(weight**2, at)
     means = {n: x / total for n, x in first.items()}
 
-    clients = total**2 / squares  # so many of equal weight would tell as much
+    clients = total**2 / squares  # effective sample size: this many equal weights
     few = jnp.sqrt(clients / jnp.maximum(clients - 1, 1))
 
     def error(name: str) -> jax.Array:
-        """Of a weighted mean: the root of sum w^2 (x - mean)^2, over sum w."""
+        """Return the standard error of a weighted mean: sqrt(sum w^2 (x - mean)^2) / sum w."""
         mean, (linear, square) = means[name], second[name]
         left = square - 2 * mean * linear + mean**2 * squares
         return few * jnp.sqrt(jnp.maximum(left, 0)) / total

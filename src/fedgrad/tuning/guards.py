@@ -1,4 +1,4 @@
-"""What keeps self-tuning from running away: a step can be refused, a round be undone."""
+"""Guards of self-tuning: they reject hyperparameter steps and undo rounds that diverge."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +10,13 @@ from fedgrad.algorithms.parametrization import Form
 from fedgrad.core.primitives import promoting
 from fedgrad.tuning.gradient_cohort import Comparison
 
-# A model is worse if, on the same clients, its loss is above that of the one before by more than
-# which clients were asked explains: so many standard errors of the mean difference. But also by
-# more than anybody would notice, so many times: rounds change the loss for the worse, too, because
-# of who trains in them; and what is within the standard error of the loss itself harms nobody.
+# A model is worse if, on the same clients, its loss exceeds that of the previous model by more than
+# sampling of clients explains: CLIENTS_DIFFER standard errors of the mean difference. The increase
+# must also be noticeable, ROUNDS_DIFFER times the usual change: rounds also increase the loss
+# because of who trains in them, and a change within the standard error of the loss itself does no
+# harm.
 CLIENTS_DIFFER, ROUNDS_DIFFER = 2.0, 5.0
-MEMORY = 0.9  # of how much rounds change the loss, from one to the next
+MEMORY = 0.9  # decay of the moving average of how much rounds change the loss
 
 
 def guarded(
@@ -27,12 +28,12 @@ def guarded(
     good: jax.Array,
     comparison: Comparison | None = None,
 ) -> tuple[Any, jax.Array]:
-    """The new state of self-tuning without what has run away, and whether something has.
+    """Return the new state of self-tuning with diverging parts undone, and whether any were.
 
-    `good` tells whether the loss is: that of the new model (serial) or of the old one (parallel,
-    which therefore keeps the model before that one to go back to); true where it is not `known`,
-    because nobody had an example to judge by. With a `comparison`, what is to
-    blame for a loss that is not good is stepped back alone, as far as that can be told.
+    `good` tells whether the loss is acceptable: that of the new model (serial) or of the old one
+    (parallel, which therefore keeps the model before that one as a fallback). It is true where the
+    loss is not `known` because no client had an example to judge by. With a `comparison`, only the
+    hyperparameter to blame for a bad loss is stepped back, as far as it can be identified.
     """
     # An infinite gradient would be projected onto a bound, which is finite.
     tuned = finite(new.learned) & finite(new.optimizer) & finite(gradient)
@@ -65,24 +66,24 @@ def guarded(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Proven:
-    """What is known of models whose loss was seen to be good."""
+    """Statistics of the models whose loss was observed to be good."""
 
-    learned: dict[str, Any]  # what the last of them was trained with
-    used: dict[str, Any]  # what the present one was trained with, whose loss is not seen yet
-    usual: jax.Array  # how much rounds change the loss, as a root mean square
+    learned: dict[str, Any]  # the values that the last of them was trained with
+    used: dict[str, Any]  # the values of the current model, whose loss is not known yet
+    usual: jax.Array  # root mean square of how much rounds change the loss
 
 
 def nothing_proven(learned: dict[str, Any]) -> Proven:
-    """Before the first round: what it begins with has to be good."""
+    """Return the statistics before the first round, whose initial values count as good."""
     return Proven(learned, learned, jnp.float32(0.0))
 
 
 def got_worse(loss: jax.Array, found: Comparison, usual: jax.Array) -> jax.Array:
-    """Whether a model is worse than the one it is compared with by more than chance explains, or
-    its loss not finite."""
+    """Return whether a model is significantly worse than the one it is compared with, or its loss
+    is not finite."""
     noticed = _noticed(found, usual)
     worse = found.difference > jnp.maximum(CLIENTS_DIFFER * found.error, ROUNDS_DIFFER * noticed)
-    # One client, in the first rounds: nothing is known of chance yet.
+    # With one client, in the first rounds, there is no estimate of chance yet.
     return ~jnp.isfinite(loss) | (worse & (noticed > 0))
 
 
@@ -92,11 +93,12 @@ def _noticed(found: Comparison, usual: jax.Array) -> jax.Array:
 
 def _proven(old: Any, found: Comparison, good: jax.Array, trained: jax.Array) -> Proven:
     was: Proven = old.proven
-    # One large change must not make the next one look usual: what runs away, grows.
+    # Clip the change, so that one large change does not make the next one look usual: divergence
+    # grows.
     noticed, size = _noticed(found, was.usual), jnp.abs(found.difference)
     seen = jnp.where(noticed > 0, jnp.minimum(size, 2 * noticed), size)
     mixed = jnp.sqrt(MEMORY * was.usual**2 + (1 - MEMORY) * seen**2)
-    # After a round that was undone a model is compared with itself, which tells nothing.
+    # After an undone round, a model is compared with itself, which carries no information.
     tells = good & jnp.isfinite(size) & (size > 0)
     learned = choose(good, was.used, was.learned)
     used = choose(trained, old.learned, learned)
@@ -110,9 +112,12 @@ def _stepped_back(
     gradient: dict[str, Any],
     good: jax.Array,
 ) -> dict[str, Any]:
-    """What is learned, with what is to blame stepped back: to half, or to what a good model was
-    trained with if that is less. To blame is whose step back would lower the loss most, by its
-    hypergradient; if none would, or that is not finite, or the loss is not what is wrong: all.
+    """Return the learned values with the one to blame stepped back: halved, or set to the value
+    that a good model was trained with if that is smaller.
+
+    To blame is the hyperparameter whose step back would lower the loss most, according to its
+    hypergradient. If no step back would, or the hypergradients are not finite, or the loss is not
+    the problem, all of them are stepped back.
     """
 
     def lower(name: str, form: Form) -> Any:
@@ -131,19 +136,19 @@ def _stepped_back(
 
 
 def finite(tree: Any) -> jax.Array:
-    """Whether all numbers of a tree are."""
+    """Return whether all numbers of a tree are finite."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in floats] or [True]))
 
 
 def choose(condition: jax.Array, new: Any, old: Any) -> Any:
-    """One tree or the other."""
+    """Return `new` where the condition holds, else `old`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
 def undone(old: Any, new: Any) -> tuple[Any, jax.Array]:
-    """The new state, or the old one if a number that was finite is not any more; and whether it is
-    the new one. A state may hold others from the beginning on."""
+    """Return the new state, or the old one if a finite number became non-finite; and whether it is
+    the new one. A state may contain non-finite numbers from the start."""
     floats = [
         jnp.all(jnp.isfinite(b) | ~jnp.isfinite(a))
         for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)

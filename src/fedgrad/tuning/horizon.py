@@ -1,4 +1,4 @@
-"""How far back a hypergradient looks: over one round, or over many."""
+"""How far back a hypergradient looks: one round or many."""
 
 import math
 from collections.abc import Callable
@@ -20,14 +20,17 @@ THROUGH = ("all", "server")
 @known_fields
 @dataclass(frozen=True)
 class Horizon:
-    """Over how many rounds `fg.self_tuning` follows what a hyperparameter does.
+    """The number of rounds over which `fg.self_tuning` follows the effect of a hyperparameter.
 
-    `rounds`: about how many; 1 is the last one alone. Every round takes the sensitivity of the
-    whole state along, times `discount` = 1 - 1/rounds, so infinitely many is the derivative through
-    all rounds so far: exact, unless one of them is at a corner (see docs/self-tuning.md).
-    `through`: "all" of a round, clients too, which sends them one more model down and up for each
-    number that is learned; or only the "server", as if what clients answer did not depend on the
-    model: it sends nothing more.
+    Every round propagates the sensitivity of the whole state, times `discount` = 1 - 1/rounds. An
+    infinite horizon is therefore the derivative through all rounds so far: exact, unless one of
+    them is at a corner (see docs/self-tuning.md).
+
+    Attributes:
+        rounds: About how many rounds; 1 is the last one alone.
+        through: "all" differentiates through the clients too, which sends one more model down and
+            up for each learned number; "server" treats the clients' answers as independent of the
+            model and sends nothing more.
     """
 
     rounds: float = math.inf
@@ -54,16 +57,19 @@ class Horizon:
 
     @property
     def discount(self) -> float:
-        """What is left of a sensitivity after a round."""
+        """The factor on a sensitivity after a round."""
         return 1.0 - 1.0 / self.rounds
 
     def followed(self, state: State) -> Any:
-        """What of a state has a sensitivity: its model; or all that is floating, as what is kept
-        beside a model (momentum, an average) acts on later ones. None stands for the others."""
+        """Return the part of a state that has a sensitivity.
+
+        Over one round this is the model; otherwise all floating leaves, because values kept beside
+        a model (momentum, an average) act on later models. None stands for the other leaves.
+        """
         return state.params if self.rounds == 1 else jax.tree.map(_floating, state)
 
     def none_yet(self, state: State, learned: dict[str, Any]) -> dict[str, Any]:
-        """The sensitivities before the first round: nothing depends on what is learned."""
+        """Return the sensitivities before the first round, which are zero."""
 
         def zeros(raw: Any) -> Any:
             return jax.tree.map(
@@ -74,7 +80,7 @@ class Horizon:
         return {name: zeros(raw) for name, raw in learned.items()}
 
     def slope(self, state: State, gradient: Params) -> Any:
-        """A gradient by the model, as one by what is followed."""
+        """Return a gradient by the model as a gradient by the followed part of the state."""
         if self.rounds == 1:
             return gradient
         _, pull = jax.vjp(lambda part: _with(state, part).params, self.followed(state))
@@ -87,7 +93,8 @@ class Horizon:
         learned: dict[str, Any],
         sensitivity: dict[str, Any],
     ) -> Any:
-        """`round(state)`, of a state that depends on what is learned as it has come to."""
+        """Run `round(state)` on a state that depends on the learned values through
+        `sensitivity`."""
         if self.rounds == 1:
             return round(state)
         values, tree = jax.tree.flatten(self.followed(state))
@@ -100,9 +107,12 @@ class Horizon:
         return apart(round, state, dependent, (CLIENTS.name,))
 
     def usable(self, sensitivity: Any) -> Any:
-        """Without what is not finite, which would stay so for ever. NaN is mostly a place where JAX
-        has no derivative (a power of 0) and a state knows that it does not matter; what has grown
-        to infinity is of no use, nor is the rest of it."""
+        """Return the sensitivity without non-finite entries, which would never recover.
+
+        A NaN is mostly a point where JAX has no derivative (a power of 0) and the state does not
+        depend on it; it is replaced by 0. A sensitivity that has grown to infinity is reset as a
+        whole.
+        """
         if self.rounds == 1 or sensitivity is None:
             return sensitivity
         return {name: _finite(one) for name, one in sensitivity.items()}
@@ -115,7 +125,7 @@ def _finite(sensitivity: Any) -> Any:
 
 
 def as_horizon(horizon: Any) -> Horizon:
-    """A horizon, or a number of rounds."""
+    """Convert a number of rounds to a horizon."""
     return horizon if isinstance(horizon, Horizon) else Horizon(horizon)
 
 
@@ -124,7 +134,7 @@ def _floating(leaf: Any) -> Any:
 
 
 def _with(state: State, part: Any) -> State:
-    """The state with other floating leaves."""
+    """Return the state with its floating leaves replaced."""
     leaves, tree = jax.tree.flatten(state)
     others = iter(jax.tree.leaves(part))
     return jax.tree.unflatten(

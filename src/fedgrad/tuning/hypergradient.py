@@ -1,10 +1,10 @@
 """The hypergradient of a round, in both schedules.
 
-serial:    train with h_t, giving x_{t+1}; then the loss of x_{t+1} at the gradient cohort, and
-           its derivative by h_t. Two rounds of communication.
-parallel:  train with h_t, giving x_{t+1} and S_{t+1} = dx_{t+1}/dh; in the same round, the
-           gradient g_t of the loss of x_t at the gradient cohort. The server chains it with
-           what it kept: <g_t, S_t>. One round of communication.
+serial:    train with h_t, giving x_{t+1}; then compute the loss of x_{t+1} on the gradient
+           cohort and its derivative by h_t. Two rounds of communication.
+parallel:  train with h_t, giving x_{t+1} and S_{t+1} = dx_{t+1}/dh; in the same round, compute
+           the gradient g_t of the loss of x_t on the gradient cohort. The server chains it with
+           the stored sensitivity: <g_t, S_t>. One round of communication.
 """
 
 from collections.abc import Callable
@@ -26,38 +26,38 @@ from fedgrad.tuning.horizon import Horizon
 
 @dataclass(frozen=True)
 class Past:
-    """What a step needs of the state of self-tuning."""
+    """The part of the self-tuning state that a step reads."""
 
     inner: Any
     learned: dict[str, Any]
     sensitivity: Any
-    before: Params | None  # the model that the loss is compared with, if it is
+    before: Params | None  # the model to compare losses with, or None
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a round found out. The last four are of the model that it began with (parallel) or
-    ended with (serial)."""
+    """The result of a step. The last four fields describe the model at the start of the round
+    (parallel) or at its end (serial)."""
 
     inner: Any
     metrics: Any
     sensitivity: Any
     loss: Any
-    known: Any  # whether there was an example to judge by: else the loss is NaN, its gradient 0
+    known: Any  # whether any example judged; if not, the loss is NaN and its gradient 0
     comparison: Any
-    gradient: dict[str, Any]  # of the loss, by what is learned
+    gradient: dict[str, Any]  # of the loss, by the learned values
 
 
-# (what is learned, state, hyper, cohort, key) -> (state, metrics)
+# (learned values, state, hyper, cohort, key) -> (state, metrics)
 Train = Callable[[dict[str, Any], State, Hyper, Any, Key], Any]
-# (the past, hyper, cohort, key, gradient cohort) -> what was found
+# (past, hyper, cohort, key, gradient cohort) -> result of the step
 Step = Callable[[Past, Hyper, Any, Key, Any], Found]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a step is made of. `loss`: (params, before, gradient_cohort) ->
-    (loss, (known, comparison))."""
+    """The building blocks of a step. `loss`: (params, before, gradient_cohort) -> (loss, (known,
+    comparison))."""
 
     train: Train
     loss: Program
@@ -67,7 +67,7 @@ class Parts:
 
 
 def serial(parts: Parts) -> Step:
-    """Train, then judge the new model."""
+    """Return a step that trains, then evaluates the loss of the new model."""
     if parts.horizon.rounds > 1:
         return _chained(parts, after=True)
 
@@ -91,12 +91,15 @@ def serial(parts: Parts) -> Step:
 
 
 def parallel(parts: Parts) -> Step:
-    """Train, and in the same round judge the model that it begins with."""
+    """Return a step that trains and, in the same round, evaluates the model it starts from."""
     return _chained(parts, after=False)
 
 
 def _chained(parts: Parts, after: bool) -> Step:
-    """The gradient by the model, of the loss after or before training, times its sensitivity."""
+    """Return a step that chains the gradient of the loss by the model with the model's sensitivity.
+
+    The loss is evaluated `after` training or before it.
+    """
     horizon = parts.horizon
 
     def trained(
@@ -115,7 +118,7 @@ def _chained(parts: Parts, after: bool) -> Step:
         now = horizon.usable(past.sensitivity)
         found, (new, metrics) = derived(past.learned, past.inner, now, hyper, cohort, key)
         followed, names = (jax.tree.structure(x) for x in (horizon.followed(new), past.learned))
-        # A derivative has the dtype of the model or of what is learned, as its mode has it.
+        # The dtype of a derivative is the model's or the hyperparameter's, depending on the mode.
         sensitivity = jax.tree.map(
             lambda new, old: new.astype(old.dtype),
             jax.tree.transpose(followed, names, found),
@@ -131,7 +134,7 @@ def _chained(parts: Parts, after: bool) -> Step:
 
 
 def _chain(gradient: Any, sensitivity: Any) -> Any:
-    """<g, S>: the derivative by a hyperparameter, of its shape."""
+    """Return <g, S>, the derivative by a hyperparameter, in the hyperparameter's shape."""
     with promoting():
         parts = jax.tree.map(lambda g, s: jnp.tensordot(g, s, axes=g.ndim), gradient, sensitivity)
         return sum(jax.tree.leaves(parts)[1:], start=jax.tree.leaves(parts)[0])

@@ -1,7 +1,7 @@
-"""An algorithm that learns its own hyperparameters from their federated hypergradients.
+"""An algorithm that learns its own hyperparameters from federated hypergradients.
 
-Algorithm 2 of the paper: hypergradient.py has its two schedules, horizon.py how far they look back,
-guards.py what happens if a step was wrong.
+Algorithm 2 of the paper. hypergradient.py has the two schedules, horizon.py how far they look back,
+and guards.py what happens after a bad step.
 """
 
 import functools
@@ -38,17 +38,17 @@ STEPS = {"parallel": hypergradient.parallel, "serial": hypergradient.serial}
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TunedState:
-    """The state of the algorithm that is tuned, and of its tuning."""
+    """The state of the tuned algorithm, and of its tuning."""
 
     inner: Any
     learned: dict[str, jax.Array]  # by dotted name, in the form in which they are learned
     optimizer: Any
     sensitivity: Any  # the derivative by `learned` of the model, or of all of `inner` (horizon.py)
-    fallback: Any  # parallel and guarded: the last `inner` whose loss was seen to be good
-    proven: Any  # compared in pairs: what is known of models that were good
-    first_loss: jax.Array  # that was finite and not 0
+    fallback: Any  # parallel and guarded: the last `inner` with a good loss
+    proven: Any  # with guard="paired": statistics of good models
+    first_loss: jax.Array  # the first one that is finite and not 0
     rounds: jax.Array
-    rejected: jax.Array  # how often the guard had to step in
+    rejected: jax.Array  # how often the guard intervened
 
     @property
     def params(self) -> Params:
@@ -57,11 +57,11 @@ class TunedState:
 
     @property
     def last(self) -> Params:
-        """The model that training goes on with."""
+        """The model that training continues from."""
         return last_of(self.inner)
 
     def going_on(self, inner: State, learned: dict[str, jax.Array]) -> "TunedState":
-        """This state, before its first round, for a training that comes from somewhere else."""
+        """Return this initial state for training that continues from another state."""
         proven = None if self.proven is None else nothing_proven(learned)
         fallback = None if self.fallback is None else inner
         return replace(self, inner=inner, learned=learned, fallback=fallback, proven=proven)
@@ -77,8 +77,8 @@ def hypergradient_descent(
     guard: float | Literal["paired"] | None = 1000.0,
     horizon: float | Horizon = 1,
 ) -> Algorithm:
-    """Return the algorithm with hyperparameters that follow their hypergradients: see
-    `fg.self_tuning`, which takes these arguments."""
+    """Return the algorithm with hyperparameters that follow their hypergradients; for the arguments
+    see `fg.self_tuning`."""
     if algorithm.cohorts:
         raise ArgumentError.here(
             f"The algorithm already takes a {next(iter(algorithm.cohorts))!r}, so it cannot be "
@@ -86,9 +86,9 @@ def hypergradient_descent(
         )
     algorithm.require_stateless_clients("self_tuning")
     algorithm.require_one_form("self_tuning")
-    # Of a schedule, the factor on it is learned.
+    # For a schedule, a factor on it is learned.
     algorithm = replace(algorithm, hyper=names_of.scalable(algorithm.hyper, learn))
-    # A step that somebody has chosen is one of the numbers as they are.
+    # The step size of an explicit optimizer refers to the numbers as they are.
     form = usual() if optimizer is None else linear()
     judges = gradient_from
     if not isinstance(judges, GradientCohort):
@@ -134,7 +134,7 @@ class HypergradientDescent:
     of a round."""
 
     algorithm: Algorithm
-    forms: Mapping[str, Form]  # of what is learned, by dotted name
+    forms: Mapping[str, Form]  # of the learned hyperparameters, by dotted name
     optimizer: optax.GradientTransformation
     schedule: str
     judges: GradientCohort
@@ -162,12 +162,12 @@ class HypergradientDescent:
 
     @property
     def parallel(self) -> bool:
-        """Whether the hypergradient of a round is chained with that of the round before."""
+        """Whether the gradient of a round is chained with the sensitivity of the round before."""
         return self.schedule == "parallel"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How it tunes, in words, as written down with a run."""
+        """A description of the tuning, which is saved with a run."""
         return {
             "form": {name: form.words for name, form in self.forms.items()},
             "optimizer": in_words(self.optimizer),
@@ -185,8 +185,8 @@ class HypergradientDescent:
         return STEPS[self.schedule](parts)
 
     def init(self, params: Params, hyper: Hyper | None = None) -> TunedState:
-        """Return the first state: that of the algorithm, and of its tuning."""
-        names_of.select(hyper, [*self.forms])  # which are schedules may be other than at first
+        """Return the first state, of the algorithm and of its tuning."""
+        names_of.select(hyper, [*self.forms])  # other leaves may be schedules by now
         values = names_of.paths(hyper)
         inner = self.algorithm.init(params, hyper)
         raw = {name: form.raw(values[name]) for name, form in self.forms.items()}
@@ -227,17 +227,17 @@ class HypergradientDescent:
         )
 
     def train(self, raw: dict[str, Any], inner: Any, hyper: Hyper, cohort: Any, key: Key) -> Any:
-        """A round of the algorithm with learned hyperparameters, which are `raw` in their form."""
+        """Run a round of the algorithm with the learned values, which are `raw` in their form."""
         used = names_of.replace(hyper, {n: form.value(raw[n]) for n, form in self.forms.items()})
         return self.algorithm.round(inner, used, cohort, key)
 
     def step(self, state: TunedState, seen: hypergradient.Found, metrics: Metrics) -> TunedState:
-        """Return the next state, before anybody has looked at whether it is a good one."""
+        """Return the next state, before the guard checks it."""
         moved, kept = apply(self.optimizer, seen.gradient, state.optimizer, state.learned)
         moved = {n: form.project(moved[n]) for n, form in self.forms.items()}
-        # The first parallel round has nothing to chain its gradient with.
+        # The first parallel round has no sensitivity to chain its gradient with.
         ready = ((state.rounds > 0) | (not self.parallel)) & seen.known
-        # A serial round sees the loss after training; the cohort's own is from the beginning.
+        # A serial round evaluates the loss after training; the training loss is from its start.
         first = seen.loss if self.judges.loss or metrics.loss is None else metrics.loss
         known = jnp.isfinite(state.first_loss) & (state.first_loss != 0)
         return replace(
@@ -253,7 +253,7 @@ class HypergradientDescent:
     def guarded(
         self, state: TunedState, new: TunedState, seen: hypergradient.Found
     ) -> tuple[TunedState, jax.Array]:
-        """Return the new state without what has run away, and whether something has."""
+        """Return the new state with diverging parts undone, and whether any were."""
         if self.guard is None:
             return new, jnp.int32(0)
         if self.guard == "paired":

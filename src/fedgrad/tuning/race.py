@@ -1,5 +1,8 @@
-"""A race inside one training: candidates are trained in the same rounds by the same clients, judged
-by examples that they do not train on, and dropped when they lose (race_rounds.py)."""
+"""A race between algorithms inside one training run.
+
+The candidates train in the same rounds on the same clients, are judged by examples that they do not
+train on, and are dropped when they lose (race_rounds.py).
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,47 +32,56 @@ def race(
     incumbent: str | None = None,
     judge: Loss | None = None,
 ) -> Algorithm:
-    """An algorithm that finds out, while it trains, which of several algorithms is the best.
+    """An algorithm that finds the best of several algorithms while it trains.
 
-    All `candidates`, by name, are trained in the same rounds, by the same clients, with the same
-    keys. `cuts`: after which part of all rounds how many are left, `{0.1: 3, 0.25: 1}`; by default
-    one of them after a quarter, and never before two rounds are done: the first one judges what all
-    begin with. How many of each family, whose names begin alike: `{0.1: {"adam": 2, "avgm": 1},
-    0.25: 1}`. Clients judge: each ranks the candidates' models by their loss on
-    its own `held_out` examples, and those with the best mean rank in the second half of what there
-    is between two cuts are left; meanwhile they are trained without these examples. The last one
-    goes on alone, with all of them. None: judged by what they train on.
+    All candidates train in the same rounds, on the same clients, with the same keys. Each client
+    ranks the candidates' models by their loss on its own held-out examples. At each cut, the
+    candidates with the best mean rank since halfway between the previous cut and this one remain.
+    Meanwhile they train without the held-out examples; the last candidate goes on alone and trains
+    on all of them. Ranks are used because the same clients judge all candidates, so that
+    differences count rather than how hard the clients of a round are, and because a client with an
+    enormous loss has one vote only.
 
-    The loss of who goes on alone is monitored: rates that were good while they raced may be too
-    large when more examples train. If the clients' training loss rises for a twentieth of all
-    rounds, significantly (t-test, 1e-3) and by more than 10 % of the progress so far, training goes
-    back to where it was before these (its schedules, too), with half the rates of its server (of
-    its clients, if that has none). If it is as bad then, the rates were not the reason, and are
-    restored. What learns its rates has a guard of its own, and a race in the race monitors its own
-    winner; neither is monitored here. The final, incomplete twentieth is not checked.
+    The last candidate is monitored: rates that were good during the race may be too large once more
+    examples train. If the clients' training loss rises for a twentieth of all rounds, significantly
+    (t-test, 1e-3) and by more than 10 % of the progress so far, training rolls back to the state
+    before these rounds (schedules included) and halves the rates of the server (or of the clients,
+    if the server has none). If the loss is as high at half the rates, the rates were not the cause
+    and are restored. An algorithm that learns its rates has a guard of its own, and a race inside a
+    race monitors its own winner; neither is monitored here. The final, incomplete twentieth is not
+    checked.
 
-    Ranks, because the same clients judge all candidates, so that differences count and not how
-    hard the clients of a round are; and because one client with an enormous loss has one voice.
+    Args:
+        candidates: Algorithms by name: anything with `init` and `round`, also another race. A
+            candidate is judged by its `state.params`, which for `fg.averaged(...)` is the average.
+            Candidates that differ only in numbers (`algorithm.starting(...)`) are computed
+            together.
+        cuts: How many candidates remain after which fraction of all rounds, `{0.1: 3, 0.25: 1}`; by
+            default one after a quarter. No cut happens before two rounds are done, because the
+            first round judges the initial model that all share. For each family of names with a
+            common prefix: `{0.1: {"adam": 2, "avgm": 1}, 0.25: 1}`.
+        held_out: The rule that selects the examples that judge; None judges on the training
+            examples.
+        batch_size: How many examples a client judges at a time.
+        changes: Hyperparameters that change after a fraction of all rounds, by candidate: `{0.5:
+            {"adam": {"server.learning_rate": 0.01}}}`.
+        incumbent: A candidate that stays until the last cut and then loses only to one that is
+            significantly better (at level 1e-3, from the differences between rounds). It trains on
+            all examples, even while they judge, so that if nothing is better, training is as if
+            there had been no race.
+        judge: What clients rank by instead of the loss that is minimized: a function `(params,
+            batch)` with one number per example, lower is better, such as minus an accuracy.
 
-    A candidate is anything with `init` and `round`, also another race; the model by which it is
-    judged is its `state.params`, so that of `fg.averaged(...)` is the average. Those that differ
-    only in numbers (`algorithm.starting(...)`) are computed together.
+    Returns:
+        An algorithm. `fg.fit` tells it the number of rounds; an extended run goes on with the
+        winner. By hand, call `state = race.before_round(state, rounds_done, rounds)` before every
+        round. Its history has `race.loss.NAME` and `race.rank.NAME` of the candidates that race,
+        then `race.won.NAME`: 1, or 0 for a round of the winner that would have ended non-finite and
+        was undone; and `race.pace.NAME`, the factor on its rates: 1, and half as much after each
+        rollback.
 
-    `judge`: by what clients rank instead of the loss that is minimized: a function `(params,
-    batch)` with one number per example, of which less is better, such as minus an accuracy.
-
-    `changes`: hyperparameters that change after a part of all rounds, by candidate:
-    `{0.5: {"adam": {"server.learning_rate": 0.01}}}`. `incumbent`: a candidate that stays until the
-    last cut, and then gives way only to one that is better by more than chance explains, once in a
-    thousand times, by what they differ in from round to round. It trains on all examples, also
-    while they judge, so that where nothing is better training is as if there had been no race.
-
-    A history has `race.loss.NAME` and `race.rank.NAME` of those that race, then `race.won.NAME`: 1,
-    or 0 in a round of the winner that would have ended non-finite, and was undone; and
-    `race.pace.NAME`, what its rates are multiplied with: 1, and half after it went back.
-
-    `fg.fit` tells it how many rounds there are; extended, a run goes on with the winner. By hand,
-    call `state = race.before_round(state, rounds_done, rounds)` before every round.
+    Example:
+        algorithm = fg.race({"avg": fg.fed_avg(loss), "adam": fg.fed_adam(loss)}, {0.25: 1})
     """
     candidates = read_candidates(candidates)
     game = Race(

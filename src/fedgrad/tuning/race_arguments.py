@@ -1,4 +1,4 @@
-"""Checks of what a race is given."""
+"""Checks of the arguments of a race."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ def require_known(name: str, candidates: Mapping[str, Any]) -> None:
 def read_changes(
     given: Mapping[Any, Mapping[str, Mapping[str, Any]]], candidates: Mapping[str, Algorithm]
 ) -> dict[When, dict[str, dict[str, Any]]]:
-    """Changes of hyperparameters by dotted name, the first one first; checked."""
+    """Return the checked changes of hyperparameters by dotted name, in order of time."""
     found: dict[When, dict[str, dict[str, Any]]] = {}
     for part, change in given.items():
         require_part("changes", part)
@@ -28,7 +28,7 @@ def read_changes(
         for name, values in change.items():
             require_known(name, candidates)
             hyper = candidates[name].hyper
-            names_of.replace(hyper, values)  # an error, if there is no such hyperparameter
+            names_of.replace(hyper, values)  # raises if there is no such hyperparameter
             found[part][name] = new = names_of.paths(values)
             scheduled = [n for n in new if callable(new[n]) or n in names_of.schedules(hyper)]
             if scheduled:
@@ -64,7 +64,7 @@ def read_candidates(candidates: Mapping[str, Algorithm]) -> dict[str, Algorithm]
 
 
 def shared_cohorts(candidates: Iterable[Algorithm]) -> dict[str, Population | None]:
-    """The further cohorts that candidates need, which they share."""
+    """Return the extra cohorts that the candidates need and share."""
     found: dict[str, Population | None] = {}
     for one in candidates:
         for argument, clients in one.cohorts.items():

@@ -1,8 +1,8 @@
-"""The rounds of a race, and what happens between them.
+"""The rounds of a race, and the steps between them.
 
-A round of several candidates is one message: their models go down together and their updates come
-up together. When one is left, a round is a round of that one and nothing else; its loss is
-monitored (divergence.py).
+A round of several candidates is one message: their models are broadcast together and their updates
+are sent together. Once one candidate is left, a round is a plain round of that candidate, whose
+loss is monitored (divergence.py).
 """
 
 import builtins
@@ -30,15 +30,15 @@ from fedgrad.tuning.guards import finite, undone
 from fedgrad.tuning.race_arguments import require_known, shared_cohorts
 from fedgrad.tuning.race_state import RaceState
 
-# Candidates that differ only in numbers are computed together, vectorized, where the model has at
-# most so many bytes. Larger ones follow one another on a client, which then needs the memory of one
-# candidate at a time, and loses no speed.
+# Candidates that differ only in numbers are vectorized if the model has at most this many bytes.
+# Larger ones run one after another on a client, which then needs the memory of one candidate at a
+# time and loses no speed.
 TOGETHER = 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class Race:
-    """A race: `init`, `round` and `before_round` of an algorithm, and the steps of these."""
+    """A race: `init`, `round` and `before_round` of an algorithm, and their steps."""
 
     candidates: dict[str, Algorithm]
     cuts: Cuts
@@ -46,7 +46,7 @@ class Race:
     batch_size: int
     changes: dict[When, dict[str, dict[str, Any]]]
     incumbent: str | None
-    judging: Loss | None  # what clients rank by, if not the loss that is minimized
+    judging: Loss | None  # what clients rank by, if not the minimized loss
 
     def __post_init__(self) -> None:
         if self.incumbent is not None:
@@ -63,33 +63,33 @@ class Race:
 
     @property
     def cohorts(self) -> dict[str, Population | None]:
-        """The further cohorts that candidates take, which they share."""
+        """The extra cohorts of the candidates, which share them."""
         return shared_cohorts(self.candidates.values())
 
     def eased(self, name: str) -> list[str]:
-        """Return the rates to lower where a candidate diverges when it goes on alone; none of one
-        that has a guard or a monitor of its own."""
+        """Return the rates to lower if a candidate diverges when it goes on alone; none if it has a
+        guard or a monitor of its own."""
         one = self.candidates[name]
         if one.before_round is not None or one.learns:
             return []
         return eased_by([*names_of.paths(one.hyper), *names_of.schedules(one.hyper)])
 
     def monitored(self, states: dict[str, State]) -> dict[str, State]:
-        """Return the states of candidates that the divergence monitor can help."""
+        """Return the states of those candidates whose rates the divergence monitor can lower."""
         return {name: one for name, one in states.items() if self.eased(name)}
 
     # --- rounds ---------------------------------------------------------------------------------
 
     def init(self, params: Params, hyper: Hyper | None = None) -> RaceState:
-        """Return the first state: that of every candidate."""
-        assert hyper is not None  # `Algorithm` sees to it
+        """Return the first state, with the state of every candidate."""
+        assert hyper is not None  # `Algorithm` fills it in
         states = {name: one.init(params, hyper[name]) for name, one in self.candidates.items()}
         return RaceState.begin(states, self.incumbent, Watch.begin(self.monitored(states)))
 
     def round(
         self, state: RaceState, hyper: Hyper, cohort: Any, key: Key, **further: Any
     ) -> tuple[RaceState, Metrics]:
-        """Train every candidate for a round, and let clients rank the models before it."""
+        """Train every candidate for a round, and let clients rank the models from before it."""
         hyper = self.hyper_of_round(state, hyper)
         if len(state.candidates) == 1:
             return self.round_alone(state, hyper, cohort, key, further)
@@ -98,7 +98,8 @@ class Race:
         return self.rank(state, played, verdict)
 
     def hyper_of_round(self, state: RaceState, hyper: Hyper) -> Hyper:
-        """Return the hyperparameters after all changes so far, at the pace of who goes on alone."""
+        """Return the hyperparameters after all changes so far, scaled by the pace of a sole
+        candidate."""
         for i, change in enumerate(self.changes.values()):
             for name, values in change.items():
                 old = names_of.paths(hyper[name])
@@ -112,10 +113,11 @@ class Race:
     def round_alone(
         self, state: RaceState, hyper: Hyper, cohort: Any, key: Key, further: dict[str, Any]
     ) -> tuple[RaceState, Metrics]:
-        """A round of the only candidate that is left."""
+        """Run a round of the only candidate left."""
         ((name, old),) = state.candidates.items()
         new, metrics = self.train(name, old, hyper[name], cohort, key, further)
-        # Nobody is left to go on with instead: a round that ends so is undone, and told as 0.
+        # There is no other candidate to continue with: a non-finite round is undone and reported as
+        # 0.
         new, kept = undone(old, new)
         metrics = _named(name, metrics)
         extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
@@ -128,7 +130,7 @@ class Race:
     def train(
         self, name: str, state: State, hyper: Hyper, cohort: Any, key: Key, further: dict[str, Any]
     ) -> tuple[State, Metrics]:
-        """A round of one candidate."""
+        """Run a round of one candidate."""
         one = self.candidates[name]
         more = {argument: further[argument] for argument in one.cohorts}
         state, metrics = one.round(state, hyper, cohort, key, **more)
@@ -137,13 +139,13 @@ class Race:
     def play(
         self, state: RaceState, hyper: Hyper, cohort: Any, key: Key, further: dict[str, Any]
     ) -> tuple[dict[str, tuple[State, Metrics]], jax.Array, Examples]:
-        """Train all candidates for a round. Return their states and metrics, each client's own
-        losses of the models before, and the examples that these are of."""
+        """Train all candidates for a round. Return their states and metrics, each client's losses
+        of the models from before the round, and the examples of these losses."""
         train, judges, others = cohort, Examples.of(cohort), further
         if self.held_out is not None:
             train, judges = self.held_out.split(judges)
-            # What is learned from further clients of the same population is not learned from
-            # examples that judge in another round.
+            # Extra cohorts of the same population must not learn from examples that judge in
+            # another round.
             others = further | {
                 name: self.held_out.split(Examples.of(further[name]))[0]
                 for name, clients in self.cohorts.items()
@@ -173,7 +175,7 @@ class Race:
 
     def alike(self, state: RaceState, hyper: Hyper) -> list[list[str]]:
         """Return the candidates in groups that are computed together: those that differ only in
-        numbers and train on the same examples, which an incumbent does not."""
+        numbers and train on the same examples. An incumbent trains on other examples."""
         apart = None if self.held_out is None else self.incumbent
         groups: dict[Any, list[str]] = {}
         for name in sorted(state.candidates):
@@ -194,8 +196,7 @@ class Race:
             ranks = mean(ranks_of(own), weights=judged)
         seen = [one.loss for one in metrics.values()]
         trained = None
-        # Where nobody has an example to spare, what they train on has to do; if that is not known
-        # either, all are equal.
+        # Without any held-out example, the training losses decide; without these, all are equal.
         voices, instead = sum(judged), jnp.zeros(len(seen), jnp.float32)
         anybody = voices > 0
         if all(value is not None for value in seen):
@@ -213,7 +214,7 @@ class Race:
         """Add the ranks of this round to the scores; return the next state and the metrics."""
         live, ranks = sorted(played), verdict.ranks
         place = {n: i for i, n in enumerate(live)}
-        # A model that has just diverged is judged in the next round, which may be after the cut.
+        # A model that has just diverged is judged in the next round, which may come after the cut.
         alive = {n: finite((played[n][0].params, last_of(played[n][0]))) for n in live}
         scores = {
             n: jnp.where(alive[n], state.scores[n] + ranks[i], jnp.inf) for n, i in place.items()
@@ -222,15 +223,15 @@ class Race:
             n: square + (ranks[place[str(self.incumbent)]] - ranks[place[n]]) ** 2
             for n, square in state.squares.items()
         }
-        order = [n for n in self.candidates if n in place]  # of two that are equal, the first leads
+        order = [n for n in self.candidates if n in place]  # the first leads in a tie
         best = jnp.argmin(jnp.stack([scores[n] for n in order]))
         leader = jnp.array([place[n] for n in order], jnp.int32)[best]
         shown = {f"race.loss.{n}": verdict.losses[i] for n, i in place.items()}
         shown |= {f"race.rank.{n}": ranks[i] for n, i in place.items()}
-        for n in live:  # of races in the race
+        for n in live:  # races inside the race
             own_races = inside(n, played[n][1].extra)
             shown |= {key: value for key, value in own_races.items() if key.startswith("race.")}
-        # Of this training, what the leader's clients saw is the loss.
+        # The loss of the race is the training loss of the leader.
         loss = None if verdict.trained is None else verdict.trained[leader]
         new = replace(
             state,
@@ -246,7 +247,7 @@ class Race:
     # --- between rounds -------------------------------------------------------------------------
 
     def before_round(self, state: RaceState, done: int, planned: int) -> RaceState:
-        """Return the state to go on with after `done` of all `planned` rounds."""
+        """Return the state to continue with after `done` of all `planned` rounds."""
         inner = {
             name: one if (its := self.candidates[name].before_round) is None
             else its(one, done, planned)
@@ -260,8 +261,8 @@ class Race:
         return restore(state, done, planned) if len(inner) == 1 else self.cut(state, done, planned)
 
     def cut(self, state: RaceState, done: int, planned: int) -> RaceState:
-        """Drop who loses, if this is a cut; forget the scores, if judging for one begins now."""
-        if state.watch.safe:  # of a race that begins: nobody goes on alone yet
+        """Drop the losers if a cut is due; reset the scores if judging for one starts now."""
+        if state.watch.safe:  # the race starts: no sole candidate yet
             state = replace(state, watch=replace(state.watch, safe={}))
         for half, end, left in self.cuts.ends(planned):
             if done == end:
@@ -280,16 +281,16 @@ class Race:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a round says of the candidates, in the order of their names."""
+    """The judgment of a round on the candidates, in the order of their names."""
 
     losses: jax.Array
     ranks: jax.Array
-    voices: jax.Array  # how many clients have judged
-    trained: jax.Array | None  # the losses that those who trained have seen
+    voices: jax.Array  # how many clients judged
+    trained: jax.Array | None  # the training losses
 
 
 def restore(state: RaceState, done: int, planned: int) -> RaceState:
-    """Return the state of a race of one; where that got worse, the one before, at half the pace."""
+    """Return the state of a race of one; if training got worse, roll back and halve the pace."""
     if not state.watch.safe:
         return state
     now, watch, times = state.watch.asked(state.candidates, done, planned)
@@ -299,7 +300,7 @@ def restore(state: RaceState, done: int, planned: int) -> RaceState:
 
 
 def ranks_of(losses: jax.Array) -> jax.Array:
-    """Return how many are better than each; of two that are equal, one half. What diverged is
+    """Return how many are better than each, where a tie counts one half. Diverged models are
     worst."""
     known = jnp.where(jnp.isfinite(losses), losses, jnp.inf)
     better = jnp.sum(known[None, :] < known[:, None], axis=1)
@@ -308,7 +309,8 @@ def ranks_of(losses: jax.Array) -> jax.Array:
 
 
 def inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """A candidate's own metrics; those of a race in the race have its name before theirs."""
+    """Return a candidate's own metrics; the metrics of a race inside the race are prefixed with its
+    name."""
     found: dict[str, Any] = {}
     for key, value in extra.items():
         race, kind, rest = (*key.split(".", 2), "", "")[:3]
@@ -317,7 +319,7 @@ def inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(name: str, metrics: Metrics) -> Metrics:
-    """The metrics of the winner, whose hyperparameters have its name before theirs."""
+    """Return the metrics of the winner, with its name as a prefix of its hyperparameters."""
     return replace(
         metrics,
         extra=inside(name, metrics.extra),

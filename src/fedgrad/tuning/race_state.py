@@ -15,21 +15,21 @@ from fedgrad.tuning.divergence import Watch
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RaceState:
-    """The states of the candidates that are left, and how they stand."""
+    """The states of the remaining candidates, and their scores."""
 
     candidates: dict[str, Any]
-    scores: dict[str, jax.Array]  # their mean ranks, summed over rounds that count
-    # Where there is an incumbent: the squares of what each was ahead of it by, summed likewise.
+    scores: dict[str, jax.Array]  # their mean ranks, summed over the rounds that count
+    # With an incumbent: the squared leads of each candidate over it, summed likewise.
     squares: dict[str, jax.Array]
-    leader: jax.Array  # who has the best score, in the order of their names
-    votes: jax.Array  # how many clients have judged, once for each of these rounds
-    changed: jax.Array  # how many changes of hyperparameters have come
-    watch: Watch  # of who is left alone
-    pace: jax.Array  # what its rates are multiplied with
+    leader: jax.Array  # the index of the best score, in the order of their names
+    votes: jax.Array  # how many clients judged, summed over these rounds
+    changed: jax.Array  # how many changes of hyperparameters have been made
+    watch: Watch  # monitors the last candidate
+    pace: jax.Array  # the factor on its rates
 
     @staticmethod
     def begin(states: dict[str, Any], incumbent: str | None, watch: Watch) -> "RaceState":
-        """Return the state of a race, or of its part after a cut, in which nobody has a score."""
+        """Return the state of a race, or of its part after a cut, with all scores at zero."""
 
         def zeros(names: Iterable[str]) -> dict[str, jax.Array]:
             return {n: jnp.float32(0) for n in names}
@@ -43,17 +43,17 @@ class RaceState:
             votes=jnp.float32(0),
             changed=jnp.int32(0),
             watch=watch,
-            pace=jnp.asarray(1.0),  # weakly typed, as learning rates are
+            pace=jnp.asarray(1.0),  # weakly typed, like learning rates
         )
 
     @property
     def params(self) -> Params:
-        """The model of the candidate that leads."""
+        """The model of the leading candidate."""
         return self._of_the_leader([s.params for s in self._states])
 
     @property
     def last(self) -> Params:
-        """The model that its training goes on with."""
+        """The model that the leader's training continues from."""
         return self._of_the_leader([last_of(s) for s in self._states])
 
     @property

@@ -1,9 +1,10 @@
-"""An algorithm that finds its own learning rates: `fg.self_tuning(algorithm)`, nothing more said.
+"""Automatic search for learning rates: `fg.self_tuning(algorithm)` without further arguments.
 
-First it races with itself at other rates. The winner then races with itself while the server's rate
-follows its hypergradient. What wins that goes on alone, monitored: it trains on more examples now,
-and its rates may be too large for that. The races were chosen on digits and Synthetic(1, 1) and
-then tested on other tasks, the monitor because of CIFAR-100: docs/no-tuning.md.
+The algorithm first races against copies of itself at other rates. The winner then races against
+itself with the server's learning rate following its hypergradient. The winner of that duel goes on
+alone under a divergence monitor, because it now trains on more examples and its rates may be too
+large for them. The races were designed on digits and Synthetic(1, 1) and then tested on other
+tasks; the monitor was added because of CIFAR-100: docs/no-tuning.md.
 """
 
 import functools
@@ -34,12 +35,13 @@ from fedgrad.tuning.race_rounds import inside
 from fedgrad.tuning.race_state import RaceState
 
 GIVEN = "as given"
-# Rates of clients and server that race with those that are given, and after which part of all
-# rounds how many are left, what is given being one of them to the last. Larger rates look better
-# than good ones for a quarter of all rounds, so that two others have to be left until after that.
-# No client rate of 1: a step that is stable alone need not be when there are two, as soon as the
-# examples that judged train. The server's 0.1 is for those like Adam. What judges does not train,
-# so from 0.45 on nobody is judged: good rates would lose by it.
+# Client and server rates that race against the given ones, and how many candidates remain after
+# which fraction of all rounds; the given rates stay until the last cut. For the first quarter of
+# training, rates that are too large look better than good ones, so two other candidates must remain
+# until after that. There is no client rate of 1: it may be stable when a client takes one step per
+# round but not when it takes two, as happens once the examples that judged are trained on. The
+# server rate of 0.1 is for servers like Adam. Examples that judge are not trained on, which costs
+# good rates some progress, so judging stops at 0.45.
 RATES = [
     {"client": client, "server": server}
     for client, server in [
@@ -47,7 +49,7 @@ RATES = [
     ]
 ]  # fmt: skip
 CUTS = {0.05: 4, 0.15: 3, 0.35: 1}
-# What follows its hypergradient then, and how; against what stays as it is.
+# The hyperparameter that then follows its hypergradient, and how; it races against a constant rate.
 FOLLOWED, STEP, HORIZON = "server.learning_rate", 0.03, Horizon(20, through="server")
 STAYS, FOLLOWS = "stays", "follows"
 DUEL = {0.35: 2, 0.45: 1}
@@ -56,8 +58,8 @@ DUEL = {0.35: 2, 0.45: 1}
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RateSearchState:
-    """The states of the race, of the duel and of going on alone, as far as they are to come; the
-    rates of each candidate that is left, by dotted name; and the divergence monitor."""
+    """The states of those phases (race, duel, alone) that are not over, the rates of each remaining
+    candidate by dotted name, and the divergence monitor."""
 
     parts: dict[str, Any]
     rates: dict[str, dict[str, jax.Array]]
@@ -65,7 +67,7 @@ class RateSearchState:
 
     @property
     def now(self) -> State:
-        """The state of what training is at."""
+        """The state of the current phase."""
         return next(self.parts[n] for n in ("race", "duel", "alone") if n in self.parts)
 
     @property
@@ -75,12 +77,12 @@ class RateSearchState:
 
     @property
     def last(self) -> Params:
-        """The model that training goes on with."""
+        """The model that training continues from, before averaging."""
         return last_of(self.now)
 
 
 def rate_search(algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm at learning rates that it finds itself: `fg.self_tuning(algorithm)`."""
+    """Return the algorithm with learning rates that it finds itself; see `fg.self_tuning`."""
     algorithm.require_stateless_clients("self_tuning")
     algorithm.require_one_form("self_tuning")
     if algorithm.cohorts:
@@ -104,8 +106,8 @@ def rate_search(algorithm: Algorithm) -> Algorithm:
 
 @dataclass(frozen=True, eq=False)
 class RateSearch:
-    """An algorithm that races with itself at other rates: `init`, `round`, `before_round` and the
-    steps of these."""
+    """An algorithm that races against itself at other rates: `init`, `round`, `before_round` and
+    their steps."""
 
     algorithm: Algorithm
 
@@ -120,35 +122,35 @@ class RateSearch:
 
     @functools.cached_property
     def names(self) -> dict[str, list[str]]:
-        """The dotted names of the learning rates, of clients and of the server."""
+        """The dotted names of the learning rates of the clients and of the server."""
         known = names_of.paths(self.algorithm.hyper)
         return {branch: rates_of(known, branch) for branch in ("client", "server")}
 
     @functools.cached_property
     def others(self) -> dict[str, dict[str, float]]:
-        """The rates that race with the given ones, by the names of the candidates."""
+        """The rates that race against the given ones, by candidate name."""
         tried = [branch for branch in self.names if self.names[branch]]
         chosen = [{branch: rates[branch] for branch in tried} for rates in RATES]
         return {", ".join(f"{b} {_word(r)}" for b, r in rates.items()): rates for rates in chosen}
 
     @functools.cached_property
     def base(self) -> Algorithm:
-        """The algorithm, averaged: what every candidate trains."""
+        """The averaged algorithm, which every candidate trains."""
         return averaged(self.algorithm)
 
     @functools.cached_property
     def race(self) -> Algorithm:
-        """The race of the given rates with others."""
+        """The race of the given rates against others."""
         return race(dict.fromkeys((GIVEN, *self.others), self.base), CUTS, incumbent=GIVEN)
 
     @functools.cached_property
     def duel(self) -> Algorithm | None:
-        """The race of the winner with itself, its server's rate following its hypergradient."""
+        """The race of the winner against itself with a server rate that follows a hypergradient."""
         if FOLLOWED not in self.names["server"]:
             return None
-        # Examples that are held out say where the rate goes: those that train would say "faster"
-        # without end where a model fits them all. Hypergradients see no further than their
-        # horizon, so that what they lead to has to be better, not only promise to be.
+        # The rate follows the loss on held-out examples: on training examples, a model that fits
+        # them all would ask for ever larger rates. Hypergradients see no further than their
+        # horizon, so the follower has to win the duel and not merely promise improvement.
         judges = GradientCohort("same", held_out=A_FIFTH)
         followed = hypergradient_descent(
             self.base, {FOLLOWED: log()}, optax.adam(STEP), gradient_from=judges, horizon=HORIZON
@@ -163,7 +165,7 @@ class RateSearch:
     # --- rounds ---------------------------------------------------------------------------------
 
     def init(self, params: Params, hyper: Hyper | None = None) -> RateSearchState:
-        """Return the first state: of the race, and of what comes after it."""
+        """Return the first state, of the race and of the phases after it."""
         rates = self.rates(hyper)
         given = {n: names_of.replace(hyper, r) for n, r in rates.items()}
         parts = {
@@ -172,7 +174,7 @@ class RateSearch:
         }
         if self.duel is not None:
             begin = self.duel.init(params, dict.fromkeys((STAYS, FOLLOWS), hyper))
-            parts["duel"] = replace(begin, watch=Watch.begin({}))  # its winner is monitored here
+            parts["duel"] = replace(begin, watch=Watch.begin({}))  # RateSearch monitors the winner
         return RateSearchState(parts, rates, Watch.begin({"alone": parts["alone"]}))
 
     def rates(self, hyper: Hyper) -> dict[str, dict[str, jax.Array]]:
@@ -191,7 +193,7 @@ class RateSearch:
     def round(
         self, state: RateSearchState, hyper: Hyper, *args: Any
     ) -> tuple[RateSearchState, Metrics]:
-        """A round of whatever training is at: the race, the duel, or the winner alone."""
+        """Run a round of the current phase: the race, the duel, or the winner alone."""
         hypers = {n: names_of.replace(hyper, rates) for n, rates in state.rates.items()}
         play = next(p for n, p in self._plays.items() if n in state.parts)
         parts, metrics, kept = play(state, hypers, *args)
@@ -199,26 +201,27 @@ class RateSearch:
 
     @property
     def _plays(self) -> dict[str, Callable[..., tuple[dict[str, Any], Metrics, Any]]]:
-        """What each part does in a round: (the parts after it, its metrics, whether it is kept)."""
+        """The step of each phase, which returns (the phases after it, its metrics, whether it is
+        kept)."""
         return {"race": self.play_race, "duel": self.play_duel, "alone": self.play_alone}
 
     def play_race(self, state: RateSearchState, hypers: dict[str, Hyper], *args: Any) -> Any:
-        """A round in which all rates that are left race."""
+        """Run a round of the race between the remaining rates."""
         new, metrics = self.race.round(state.parts["race"], hypers, *args)
         return {**state.parts, "race": new}, metrics, True
 
     def play_duel(self, state: RateSearchState, hypers: dict[str, Hyper], *args: Any) -> Any:
-        """A round in which the winner races with itself following its hypergradient."""
+        """Run a round of the winner against itself following its hypergradient."""
         assert self.duel is not None
         ((name, rates),) = state.rates.items()
         both = dict.fromkeys((STAYS, FOLLOWS), hypers[name])
         new, metrics = self.duel.round(state.parts["duel"], both, *args)
-        # It is a race inside of what won the first one.
+        # The duel is a race inside the winner of the first race.
         extra = {**inside(name, metrics.extra), f"race.won.{name}": jnp.float32(1)}
         return {**state.parts, "duel": new}, replace(metrics, hyper=rates, extra=extra), True
 
     def play_alone(self, state: RateSearchState, hypers: dict[str, Hyper], *args: Any) -> Any:
-        """A round of what won."""
+        """Run a round of the winner."""
         ((name, rates),) = state.rates.items()
         new, metrics = self.base.round(state.parts["alone"], hypers[name], *args)
         new, kept = undone(state.parts["alone"], new)
@@ -228,7 +231,7 @@ class RateSearch:
     # --- between rounds -------------------------------------------------------------------------
 
     def before_round(self, state: RateSearchState, done: int, planned: int) -> RateSearchState:
-        """Return the state to go on with after `done` of all `planned` rounds."""
+        """Return the state to continue with after `done` of all `planned` rounds."""
         for name, game, end in (
             ("race", self.race, self.end_race),
             ("duel", self.duel, self.end_duel),
@@ -237,7 +240,7 @@ class RateSearch:
                 assert game.before_round is not None
                 left = game.before_round(state.parts[name], done, planned)
                 if len(left.candidates) < len(state.parts[name].candidates):
-                    # Losses of another number of candidates are not those of this one.
+                    # Losses before and after a cut are not comparable.
                     state = replace(state, watch=state.watch.moved({}))
                 if left is not state.parts[name]:
                     state = replace(state, parts={**state.parts, name: left})
@@ -247,7 +250,7 @@ class RateSearch:
         return self.restore(state, done, planned)
 
     def end_race(self, state: RateSearchState) -> RateSearchState:
-        """Go on with the duel of what won the race; alone, if there is none."""
+        """Start the duel of the race's winner; without a duel, let the winner go on alone."""
         ((name, winner),) = state.parts["race"].candidates.items()
         rates = {name: state.rates[name]}
         if self.duel is None:
@@ -259,7 +262,7 @@ class RateSearch:
         return RateSearchState(parts, rates, state.watch)
 
     def end_duel(self, state: RateSearchState) -> RateSearchState:
-        """Go on alone with what won the duel, at the rate that it has come to."""
+        """Let the winner of the duel go on alone, at the rate that it has reached."""
         ((name, rates),) = state.rates.items()
         ((how, winner),) = state.parts["duel"].candidates.items()
         if how == STAYS:
@@ -273,7 +276,7 @@ class RateSearch:
         return RateSearchState(parts, rates, state.watch.of_other_examples(parts))
 
     def restore(self, state: RateSearchState, done: int, planned: int) -> RateSearchState:
-        """Return the state; where that got worse, the one before, at half the rates."""
+        """Return the state; if training got worse, roll back and halve the rates."""
         now, watch, times = state.watch.asked(state.parts, done, planned)
         if watch is state.watch:
             return state
@@ -283,12 +286,13 @@ class RateSearch:
 
 
 def _word(rate: float) -> str:
-    """A rate in the name of a candidate, which has no dot: 3e-2."""
+    """Format a rate for the name of a candidate, which has no dot: 3e-2."""
     return f"{rate:g}" if rate >= 1 else f"{rate:.0e}".replace("e-0", "e-")
 
 
 def _refuse_scaled(algorithm: Algorithm) -> None:
-    """The factor of a schedule is not a rate: a grid of rates says nothing about it."""
+    """Refuse the factor of a schedule, which is not a rate: a grid of rates does not apply to
+    it."""
     scheduled = names_of.schedules(algorithm.hyper)
     for name in names_of.paths(algorithm.hyper):
         rate = name.removesuffix(".factor")
@@ -302,7 +306,7 @@ def _refuse_scaled(algorithm: Algorithm) -> None:
 
 
 def _require_numbers(given: Mapping[str, Any], names: list[str]) -> None:
-    """Refuse to begin with a schedule where a number was when the algorithm was made."""
+    """Refuse to start from a schedule where the algorithm was made with a number."""
     for name in names:
         if name not in given:
             raise ArgumentError.here(
@@ -314,8 +318,8 @@ def _require_numbers(given: Mapping[str, Any], names: list[str]) -> None:
 
 
 def _scaled(rates: dict[str, jax.Array], rate: float) -> dict[str, jax.Array]:
-    """Another rate; of several, all by one factor, so that the largest one has it. If all are 0,
-    each has it."""
+    """Return the rates scaled by one factor, so that the largest equals `rate`; if all are 0, set
+    each to `rate`."""
     largest = functools.reduce(jnp.maximum, map(jnp.max, rates.values()))
     still = largest == 0
     return {

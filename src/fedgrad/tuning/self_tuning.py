@@ -1,4 +1,4 @@
-"""Algorithms that tune themselves: `fg.self_tuning`."""
+"""Algorithms that tune their own hyperparameters: `fg.self_tuning`."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -30,30 +30,43 @@ def self_tuning(
     guard: float | Literal["paired"] | None = 1000.0,
     horizon: float | Horizon = 1,
 ) -> Algorithm:
-    """The algorithm with some of its hyperparameters following their hypergradients.
+    """Return the algorithm with hyperparameters that follow their hypergradients.
 
-    Without further arguments: the algorithm finds its own learning rates. As it is given it races
-    with itself at other rates for a third of all rounds (`fg.race`), and gives way only to what is
-    better by more than chance explains. Likewise, for a tenth more, what won against itself with a
-    server's rate that follows its hypergradient. The model is an average (`fg.averaged`).
+    Without further arguments, the algorithm finds its own learning rates. For a third of all rounds
+    it races against itself at other rates (`fg.race`), and the given rates lose only to
+    significantly better ones. For another tenth, the winner races in the same way against itself
+    with a server rate that follows its hypergradient. The model is an average (`fg.averaged`).
 
-    `learn`: dotted names, `["server.learning_rate", "client"]`; the name of a branch means all
-    below. Or how each is learned, by name: `{"server.learning_rate": fg.log(1e-3, 10)}`; there are
-    `fg.log`, `fg.linear` and `fg.logit`. `optimizer`: of the hyperparameters, an optax optimizer,
-    by default `optax.adam(0.01)`; names alone then mean `fg.log` for rates and `fg.linear` for
-    everything else. With an optimizer of your own they mean `fg.linear`, as in the paper.
-    `gradient_from`: who says what the loss is: a "fresh" cohort (the paper's choice), the "same"
-    clients that train, another population, or `fg.GradientCohort(...)`. `mode`: of differentiation,
-    or a `fg.CostModel`. `horizon`: over how many rounds the derivative looks back. One, as in the
-    paper, prefers steps that are too small; `math.inf` is the derivative through all rounds so far;
-    `fg.Horizon` says more.
+    Args:
+        algorithm: The algorithm to tune.
+        learn: Dotted names, `["server.learning_rate", "client"]`; the name of a branch means
+            everything below it. Or a mapping from names to forms, `{"server.learning_rate":
+            fg.log(1e-3, 10)}`, with `fg.log`, `fg.linear` or `fg.logit`.
+        optimizer: An optax optimizer for the hyperparameters, by default `optax.adam(0.01)`; bare
+            names then mean `fg.log` for rates and `fg.linear` for everything else. With an explicit
+            optimizer they mean `fg.linear`, as in the paper.
+        schedule: "parallel" takes one round of communication, "serial" two.
+        gradient_from: The clients whose loss is differentiated: a "fresh" cohort (the paper's
+            choice), the "same" clients that train, another population, or `fg.GradientCohort(...)`.
+        mode: The mode of differentiation, or a `fg.CostModel`.
+        guard: Undo a round and halve the learned values if the model is not finite, or if its loss
+            is not finite or `loss > first + guard * abs(first)`, where `first` is the first loss
+            that is not 0. "paired" compares the model with the previous one on the same clients and
+            undoes rounds that are significantly worse; it steps back only the hyperparameter that
+            is to blame. None disables the guard. Hyperparameter steps that are not finite are
+            skipped. All of these are counted in `metrics.rejected`.
+        horizon: How many rounds the derivative looks back. One round, as in the paper, prefers
+            steps that are too small; `math.inf` is the derivative through all rounds so far;
+            `fg.Horizon` has further options.
 
-    `guard`: a round after which the model is not finite, or its loss not finite or above the first
-    one (that is not 0) by more than so many times its size, `loss > first + guard * abs(first)`, is
-    undone and the learned values are halved. "paired" compares the
-    model with the one before on the same clients, and undoes what is worse by more than chance
-    explains; only the hyperparameter that is to blame is stepped back. A hyperparameter step that
-    is not finite is left out. All are counted in `metrics.rejected`; None is without a guard.
+    Returns:
+        An algorithm whose metrics contain `hyper` and `hypergradient`, by dotted name.
+
+    Raises:
+        ArgumentError: If an argument other than `algorithm` is given without `learn`.
+
+    Example:
+        algorithm = fg.self_tuning(fg.fed_adam(loss), learn="server.learning_rate")
     """
     asked = {"optimizer": optimizer, "schedule": schedule, "gradient_from": gradient_from}
     asked |= {"mode": mode, "guard": guard, "horizon": horizon}

@@ -1,4 +1,4 @@
-"""Many trials of one algorithm at once, on the same clients: vectorised over hyperparameters."""
+"""Many trials of one algorithm at once, on the same clients, vectorized over hyperparameters."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,11 +18,26 @@ from fedgrad.core.types import Hyper, Params, State
 def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
     """An algorithm that runs trials with different hyperparameters together.
 
-    Those leaves of `hyper` that differ have one axis more than the algorithm's own, with one entry
-    for each trial: vectors where that has numbers. All trials share the others. Then the state and
-    the metrics have a leading axis over trials. All trials see the same cohorts and keys, so they
-    differ in nothing else. `fg.fit` runs it like any other algorithm. Without `hyper`, the
-    algorithm's own are those of the trials: vectors with one entry for each, and numbers.
+    All trials see the same cohorts and keys, so they differ in nothing but their hyperparameters.
+    The state and the metrics get a leading axis over trials. `fg.fit` runs it like any other
+    algorithm.
+
+    Args:
+        algorithm: The algorithm to run, whose clients keep no state.
+        hyper: Hyperparameters. Leaves that differ between trials have one more axis than the
+            algorithm's own, with one entry per trial (vectors in place of numbers); all trials
+            share the others. By default the algorithm's own: vectors with one entry per trial, and
+            shared numbers.
+
+    Returns:
+        An algorithm with all trials in its state.
+
+    Raises:
+        ArgumentError: If the vectors differ in length, or there are none.
+
+    Example:
+        hyper = fg.hyper.replace(algorithm.hyper, {"server.learning_rate": jnp.array([0.1, 1.0])})
+        trials = fg.side_by_side(algorithm, hyper)
     """
     algorithm.require_stateless_clients("side_by_side")
     algorithm.require_one_form("side_by_side")
@@ -42,7 +57,7 @@ def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
         )
         return each(state, hyper)
 
-    # Once for all that are made of this algorithm, so that a second search compiles nothing again.
+    # Cached on the algorithm's round, so that a second search compiles nothing again.
     together = algorithm.round.once(
         ("side by side", *ranks.items()), lambda: wrapped(algorithm.round, round, "side_by_side")
     )
@@ -58,8 +73,8 @@ def _axes(hyper: Hyper) -> Any:
 
 
 def _stacked(hyper: Hyper, ranks: Mapping[str, int], trials: int) -> Hyper:
-    """Hyperparameters whose arrays all have a leading axis of trials. `ranks`: of what is an array
-    in one trial already, by dotted name."""
+    """Return hyperparameters whose arrays all have a leading axis of trials. `ranks`: the ranks of
+    those that are arrays in a single trial already, by dotted name."""
     shared = {
         name: leaf
         for name, leaf in names_of.paths(hyper).items()

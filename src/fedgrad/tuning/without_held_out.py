@@ -1,4 +1,4 @@
-"""An algorithm that leaves the held-out examples of its clients alone."""
+"""Train an algorithm without the held-out examples of its clients."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,9 +12,22 @@ from fedgrad.core.errors import known_arguments
 
 @known_arguments()
 def holding_out(algorithm: Algorithm, held_out: HeldOut = A_FIFTH) -> Algorithm:
-    """The algorithm, trained without the held-out examples of each client, so that they can judge
-    the model: `fg.Evaluation(..., held_out=)`, `fg.GradientCohort(held_out=)`. Nor are they in
-    further cohorts that it draws from the same clients, to learn hyperparameters from."""
+    """Return the algorithm trained without the held-out examples of each client.
+
+    These examples can then judge the model: `fg.Evaluation(..., held_out=)`,
+    `fg.GradientCohort(held_out=)`. They are also removed from further cohorts that the algorithm
+    draws from the same clients to learn hyperparameters.
+
+    Args:
+        algorithm: The algorithm to train.
+        held_out: The rule that selects the held-out examples; by default a fifth of each client's.
+
+    Returns:
+        An algorithm with the same state and hyperparameters.
+
+    Example:
+        algorithm = fg.holding_out(fg.fed_avg(loss))
+    """
     require_rule("fg.holding_out", held_out)
 
     cohort = [*algorithm.round.signature.parameters][2]  # after the state and the hyperparameters
