@@ -28,7 +28,7 @@ class Case:
     name: str
     program: fg.Program
     args: Callable[[int], tuple[Any, ...]]  # float64 arguments for n clients
-    centralised: Callable[..., Any]  # the same result in plain JAX, from the same arguments
+    centralized: Callable[..., Any]  # the same result in plain JAX, from the same arguments
     rounds: int
     server_argnums: tuple[int, ...] = (0,)  # the server's differentiable arguments
     scalar: bool = True  # the result is one scalar at the server
@@ -43,13 +43,13 @@ TABLE: list[Case] = []
 
 
 def case(
-    args: Callable[[int], tuple[Any, ...]], centralised: Callable[..., Any], **facts: Any
+    args: Callable[[int], tuple[Any, ...]], centralized: Callable[..., Any], **facts: Any
 ) -> Callable[[fg.Program], fg.Program]:
     """Put a program into the table."""
 
     def add(program: fg.Program) -> fg.Program:
         # Over all clients at once, plain formulas broadcast; programs have nothing to broadcast.
-        formula = jax.numpy_rank_promotion("allow")(centralised)
+        formula = jax.numpy_rank_promotion("allow")(centralized)
         TABLE.append(Case(program.name, program, args, formula, **facts))
         return program
 
@@ -178,12 +178,12 @@ def client_outputs(x, z):
 
 
 def _rounds(k):
-    def centralised(x, z):
+    def centralized(x, z):
         for i in range(k):
             x = jnp.sin(x) + jnp.cos((i + 1) * x * z).mean(0) ** 2
         return jnp.sum(x**3)
 
-    return centralised
+    return centralized
 
 
 def _round(i, x, z):
@@ -213,8 +213,8 @@ def _stateful(x, z):
 @fg.program(z=fg.CLIENTS)
 def stateful(x, z):
     s = jnp.tanh(fg.broadcast(x) * z)  # each client keeps its s for the second round
-    centre = jnp.sin(fg.mean(s))
-    return fg.sum(jnp.sum((s - fg.broadcast(centre)) ** 2))
+    center = jnp.sin(fg.mean(s))
+    return fg.sum(jnp.sum((s - fg.broadcast(center)) ** 2))
 
 
 def _state_in_and_out(x, z, state):

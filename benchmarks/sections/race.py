@@ -34,7 +34,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def ragged(repetitions: int) -> dict[str, Any]:
-    """Softmax regression, vectorised over candidates."""
+    """Softmax regression, vectorized over candidates."""
     data = population("ragged")
     clients = fg.population([dict(zip("xy", data.client(c), strict=True)) for c in range(1000)])
     base = fg.fed_avgm(per_example, fg.local_training(LR["ragged"], batch_size=BATCH["ragged"]))
@@ -54,7 +54,7 @@ def emnist(repetitions: int) -> dict[str, Any]:
 def measured(
     base: fg.Algorithm, params: Any, cohorts: list[Any], repetitions: int
 ) -> dict[str, Any]:
-    """Medians, and ratios of neighbours in time."""
+    """Medians, and ratios of neighbors in time."""
     names = [f"rate {i}" for i in range(K)]
     rates = [base.hyper["client"]["learning_rate"] * (1 + 0.1 * i) for i in range(K)]
     candidates = {

@@ -76,4 +76,4 @@ def test_arguments_that_have_only_a_position():
 def test_the_hessian_is_that_of_jax(mode):
     case = next(c for c in TABLE if c.program is class_1)
     found = fg.hessian(class_1, mode=mode)(X, Z)
-    np.testing.assert_allclose(found, jax.hessian(case.centralised)(X, Z), rtol=1e-10)
+    np.testing.assert_allclose(found, jax.hessian(case.centralized)(X, Z), rtol=1e-10)

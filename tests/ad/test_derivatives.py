@@ -116,7 +116,7 @@ def plain(case: Case):
     """The same number in plain JAX."""
 
     def total(*args):
-        leaves = jax.tree.leaves(case.centralised(*args))
+        leaves = jax.tree.leaves(case.centralized(*args))
         if case.scalar:
             return leaves[0]
         return sum(jnp.sum(jnp.sin(leaf) * (i + 1)) for i, leaf in enumerate(leaves))
@@ -125,11 +125,11 @@ def plain(case: Case):
 
 
 @functools.cache
-def centralised(case: Case, clients: int = N, derived: bool = True):
+def centralized(case: Case, clients: int = N, derived: bool = True):
     """(value, gradient) by the server's arguments in plain JAX, or only what the program gives."""
     args = arguments(case, clients)
     placed = [name in case.program.placements for name in case.program.signature.parameters]
-    fun = jax.value_and_grad(plain(case), case.server_argnums) if derived else case.centralised
+    fun = jax.value_and_grad(plain(case), case.server_argnums) if derived else case.centralized
 
     @jax.jit
     def run(server):  # data of clients are constants: a cohort's sizes are read by plain Python
@@ -150,7 +150,7 @@ def traffic(program, args):
 
 
 @pytest.mark.parametrize("case, mode, executor", list(combinations()))
-def test_equals_centralised(case, mode, executor):
+def test_equals_centralized(case, mode, executor):
     gradient, args = derived(case, mode), arguments(case)
     if mode.startswith("auto") and executor != "reference":
         rules = fg.plan(gradient, *args).rules
@@ -159,7 +159,7 @@ def test_equals_centralised(case, mode, executor):
             assert traffic(gradient, args) == traffic(same, args)
             return
     found = gradient.on(EXECUTORS[executor])(*args)
-    assert_close(found, centralised(case))
+    assert_close(found, centralized(case))
     assert any(jnp.any(g != 0) for g in jax.tree.leaves(found[1]))
 
 
@@ -218,7 +218,7 @@ def custom_vjp_and_curved_tail(x, z):
 
 def _custom_vjp_and_curved_tail(x, z):
     case = next(c for c in TABLE if c.name == "custom_vjp_inside")
-    return case.centralised(x, z) ** 2
+    return case.centralized(x, z) ** 2
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def _custom_vjp_and_curved_tail(x, z):
 )
 def test_an_impossible_mode_names_one_that_works(program, mode, argnums, cent, words):
     if cent is TABLE:
-        cent = next(c.centralised for c in TABLE if c.program is program)
+        cent = next(c.centralized for c in TABLE if c.program is program)
     with pytest.raises(fg.PlanError, match=words) as caught:
         fg.grad(program, argnums, mode=mode)(X, Z)
     assert program.name in str(caught.value)
@@ -264,7 +264,7 @@ def test_auto_says_when_nothing_is_allowed():
 def test_auto_finds_the_possible_mode():
     for program, cent in (
         (while_at_clients, _while_at_clients),
-        (while_loop, next(c.centralised for c in TABLE if c.program is while_loop)),
+        (while_loop, next(c.centralized for c in TABLE if c.program is while_loop)),
     ):
         plan = fg.plan(fg.grad(program), X, Z)
         assert "pull" not in plan.rules
@@ -413,9 +413,9 @@ def test_jacobian_has_the_tree_of_jax(mode):
     case = next(c for c in TABLE if c.name == "pytrees_and_aux")
     args = arguments(case)
     found = fg.jacobian(case.program, **MODES[mode])(*args)
-    assert_close(found, jax.jit(jax.jacrev(case.centralised))(*args))
+    assert_close(found, jax.jit(jax.jacrev(case.centralized))(*args))
     both = fg.jacobian(case.program, ("params",), **MODES[mode])(*args)
-    assert_close(both, jax.tree.map(lambda x: x, jax.jacfwd(case.centralised, (0,))(*args)))
+    assert_close(both, jax.tree.map(lambda x: x, jax.jacfwd(case.centralized, (0,))(*args)))
 
 
 def test_result_that_does_not_depend_on_the_argument():
@@ -443,7 +443,7 @@ def test_derivative_by_data_of_clients_stays_there(name, mode):
     except fg.PlanError as error:  # it takes a second pass, which is not allowed by default
         assert mode == "auto" and "readdress=True" in str(error)
         return
-    assert_close(found, jax.jit(jax.grad(case.centralised, position))(*args))
+    assert_close(found, jax.jit(jax.grad(case.centralized, position))(*args))
     plan = fg.plan(gradient, *args)
     placement = case.program.placements[list(case.program.signature.parameters)[position]]
     assert {v.at for v in plan.graph.outputs} == {placement.name}
@@ -454,7 +454,7 @@ def test_derivative_by_data_of_clients_stays_there(name, mode):
 def test_derivative_by_server_and_clients_together(mode):
     found = fg.grad(class_1, ("x", "z"), mode=mode)(X, Z)
     case = next(c for c in TABLE if c.program is class_1)
-    assert_close(found, jax.grad(case.centralised, (0, 1))(X, Z))
+    assert_close(found, jax.grad(case.centralized, (0, 1))(X, Z))
 
 
 # --- recompute ----------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ def test_jvp_and_vjp(case):
         full = list(args)
         for i, x in zip(at, server, strict=True):
             full[i] = x
-        return case.centralised(*full)
+        return case.centralized(*full)
 
     push, pull = fg.jvp(case.program, at), fg.vjp(case.program, at)
     y, dy = push(*args, t)
@@ -521,7 +521,7 @@ def test_jvp_and_vjp(case):
 
 
 def test_jvp_and_vjp_by_data_of_clients():
-    cent = next(c for c in TABLE if c.program is stateful).centralised
+    cent = next(c for c in TABLE if c.program is stateful).centralized
     t = normal(5, N, 3)
     found = fg.jvp(stateful, "z")(X, Z, t)
     assert_close(found, jax.jvp(lambda z: cent(X, z), (Z,), (t,)))
@@ -587,7 +587,7 @@ SECOND = {
 @functools.cache
 def hessian(name):
     program, args, at = SECOND[name]
-    cent = next(c for c in TABLE if c.program is program).centralised
+    cent = next(c for c in TABLE if c.program is program).centralized
     return jax.jit(jax.hessian(cent, at))(*args)
 
 
@@ -611,7 +611,7 @@ def test_grad_of_grad(outer, inner):
 
 def test_third_order():
     args = SECOND["weight_exponent"][1]
-    cent = next(c for c in TABLE if c.program is weight_exponent).centralised
+    cent = next(c for c in TABLE if c.program is weight_exponent).centralized
     third = fg.grad(fg.grad(fg.grad(weight_exponent, mode="mixed"), mode="reverse"), mode="mixed")
     wanted = jax.jit(jax.grad(jax.grad(jax.grad(cent))))(*args)
     assert_close(third(*args), wanted, 1e-10)
@@ -633,7 +633,7 @@ def test_program_that_calls_grad(mode):
         value, gradient = fg.value_and_grad(class_1, **MODES[mode])(x, z)
         return class_1(x - lr * gradient, z) + value
 
-    cent = next(c for c in TABLE if c.program is class_1).centralised
+    cent = next(c for c in TABLE if c.program is class_1).centralized
 
     def wanted(lr, x, z):
         value, gradient = jax.value_and_grad(cent)(x, z)
@@ -819,7 +819,7 @@ def test_inside_jit_vmap_and_another_program(mode):
     case = next(c for c in TABLE if c.program is two_rounds)
     gradient = fg.grad(two_rounds, mode=mode)
     xs = jnp.stack([X, X + 0.5])
-    wanted = jax.jit(jax.vmap(jax.grad(case.centralised), (0, None)))(xs, Z)
+    wanted = jax.jit(jax.vmap(jax.grad(case.centralized), (0, None)))(xs, Z)
     assert_close(jax.jit(jax.vmap(gradient, (0, None)))(xs, Z), wanted, 1e-11)
 
     @fg.program(z=fg.CLIENTS)

@@ -197,7 +197,7 @@ def test_every_vector_of_rules_gives_the_same_derivative(name):
     args = case.args(N)
     vectors = rule_vectors(traced(case.program, args))
     assert len(vectors) == {1: 3, 2: 8}[case.rounds]
-    wrt = jax.tree.leaves(jax.jit(jax.jacrev(case.centralised))(*args))
+    wrt = jax.tree.leaves(jax.jit(jax.jacrev(case.centralized))(*args))
     for rules in vectors:
         _, blocks = by_rules(case.program, args, rules)(*args)
         found = jax.tree.leaves(blocks)

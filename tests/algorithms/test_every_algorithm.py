@@ -240,7 +240,7 @@ def temporary_models(row, learn, schedule):
     """What XLA needs for one self-tuned round besides arguments and results, in models.
 
     It is compiled, not run. That the suite compiles quickly makes no difference to it: what is
-    left out is the optimisation of machine code.
+    left out is the optimization of machine code.
     """
     with jax.enable_x64(False):  # as users have it: float32
         cohort = {"x": jnp.ones((2, 3, 100)), "y": jnp.ones((2, 3))}

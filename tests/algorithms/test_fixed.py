@@ -149,11 +149,11 @@ def test_a_random_loss_keeps_its_key():
 
 
 def test_values_of_the_server_can_be_fixed_for_a_round():
-    """The statistics of a normalisation, say: fixed while clients train, and new in every round."""
+    """The statistics of a normalization, say: fixed while clients train, and new in every round."""
 
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass(frozen=True)
-    class Normalised:
+    class Normalized:
         inner: object
         statistics: object
 
@@ -161,17 +161,17 @@ def test_values_of_the_server_can_be_fixed_for_a_round():
         def params(self):
             return self.inner.params
 
-    def normalised(params, batch, fixed):
+    def normalized(params, batch, fixed):
         x = (batch["x"] - fixed["mean"][None]) / jnp.sqrt(fixed["variance"] + 1e-5)[None]
         return head(params, {**batch, "x": x})
 
     def inner(statistics):
-        return fg.fed_avg(fg.with_fixed(normalised, statistics))
+        return fg.fed_avg(fg.with_fixed(normalized, statistics))
 
     one = {"mean": jnp.zeros(HIDDEN), "variance": jnp.ones(HIDDEN)}
 
     def init(params, hyper):
-        return Normalised(inner(one).init(params, hyper), one)
+        return Normalized(inner(one).init(params, hyper), one)
 
     @fg.program(cohort=fg.CLIENTS)
     def round(state, hyper, cohort, key):
@@ -181,9 +181,9 @@ def test_values_of_the_server_can_be_fixed_for_a_round():
         total = fg.sum({"x": x.sum(0), "square": (x**2).sum(0), "count": cohort.count})
         mean = total["x"] / total["count"].astype(float)
         variance = total["square"] / total["count"].astype(float) - mean**2
-        return Normalised(new, {"mean": mean, "variance": variance}), metrics
+        return Normalized(new, {"mean": mean, "variance": variance}), metrics
 
-    algorithm = fg.Algorithm(init, round, inner(one).hyper, normalised)
+    algorithm = fg.Algorithm(init, round, inner(one).hyper, normalized)
     state = algorithm.init(PARAMS)
     state, _ = algorithm.round(state, algorithm.hyper, HEADED.everyone, KEY)
     everything = np.concatenate(

@@ -23,7 +23,7 @@ def arguments(case: Case):
 @functools.cache
 def expected(case: Case):
     """The result in plain JAX."""
-    return case.centralised(*arguments(case))
+    return case.centralized(*arguments(case))
 
 
 @functools.cache
@@ -45,12 +45,12 @@ def test_table_says_what_the_result_is(case):
 
 
 @every_case
-def test_reference_equals_centralised(case):
+def test_reference_equals_centralized(case):
     assert_same(observed(case)[0], expected(case))
 
 
 @every_case
-def test_local_equals_centralised(case):
+def test_local_equals_centralized(case):
     assert_same(case.program(*arguments(case)), expected(case))
 
 
@@ -129,7 +129,7 @@ def test_under_jit_and_vmap(case):
         return case.program(*args[:first], x, *args[first + 1 :])
 
     def plain(x):
-        return case.centralised(*args[:first], x, *args[first + 1 :])
+        return case.centralized(*args[:first], x, *args[first + 1 :])
 
     one = [plain(jax.tree.map(lambda x, i=i: x[i], many)) for i in (0, 1)]
     wanted = jax.tree.map(lambda *leaves: jnp.stack(leaves), *one)
@@ -162,4 +162,4 @@ def test_jax_differentiates_through_a_call(case):
         return
     found = derivative(case.program)
     assert all(jnp.any(x != 0) for x in jax.tree.leaves(found))
-    assert_same(found, derivative(case.centralised), rtol=1e-8)
+    assert_same(found, derivative(case.centralized), rtol=1e-8)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_derivatives import IMPOSSIBLE, assert_close, centralised
+from test_derivatives import IMPOSSIBLE, assert_close, centralized
 
 import fedgrad as fg
 from fedgrad.execution import multi_process
@@ -95,9 +95,9 @@ def reports(tmp_path_factory):
 
 @every_combination
 @every_worker
-def test_equals_centralised(reports, worker, case, mode):
+def test_equals_centralized(reports, worker, case, mode):
     found, _, _ = reports[worker]["table"][case.name, mode]
-    assert_close(found, centralised(case, clients_of(case), derived=mode is not None))
+    assert_close(found, centralized(case, clients_of(case), derived=mode is not None))
 
 
 # In these XLA finds something more to save: sums of two placements that it can send together, a sum
@@ -142,7 +142,7 @@ ONLY_ALONE = [
     "keys_numbers_and_constants_are_arguments_too",
     "local_deals_over_its_devices",
     "no_client_changes_its_device",
-    "one_all_reduce_a_message_in_optimised_programs",
+    "one_all_reduce_a_message_in_optimized_programs",
 ]
 ONLY_TOGETHER = [
     "a_run_goes_on_from_one_folder",

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_derivatives import IMPOSSIBLE, MODES, assert_close, centralised, derived
+from test_derivatives import IMPOSSIBLE, MODES, assert_close, centralized, derived
 
 import fedgrad as fg
 from fedgrad.federation.protocol.exported import programs
@@ -146,7 +146,7 @@ def test_derivatives_traffic_and_memory(case, mode):
     handles = on_nodes(executor, case.program, args)
     plan = fg.plan(gradient, *args)
     assert (len(set(plan.rules)) > 1) == mode.startswith("auto")
-    assert_close(gradient.on(executor)(*handles), centralised(case))
+    assert_close(gradient.on(executor)(*handles), centralized(case))
     if not case.decided:
         check_traffic(plan, executor, plan.clients)
     if any(plan.graph.loops):

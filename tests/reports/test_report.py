@@ -386,7 +386,7 @@ def test_a_run_that_learns_nothing(tmp_path):
     assert found.learned == () and found.main == "fixed"
     assert "Hyperparameters" not in [e[2] for e in Found(text).all("h2")]
     assert "Federated training" in text
-    assert "curve stroke-p0" in text and "curve stroke-p2" not in text  # the colour of one run
+    assert "curve stroke-p0" in text and "curve stroke-p2" not in text  # the color of one run
     assert "Written on " in text  # a run that nobody has dated
 
 
@@ -947,7 +947,7 @@ def distance(x, z):
 @in_browser
 @pytest.mark.parametrize("what", ["result", "plan", "explanation", "figure"])
 @pytest.mark.parametrize("where", ["nowhere", *AROUND])
-def test_pictures_have_the_colours_of_the_notebook_around_them(where, what, tmp_path, browser):
+def test_pictures_have_the_colors_of_the_notebook_around_them(where, what, tmp_path, browser):
     """Whatever those of the system are, which count where nothing is said."""
     made = {
         "result": lambda: trained(PLAIN),
@@ -958,7 +958,7 @@ def test_pictures_have_the_colours_of_the_notebook_around_them(where, what, tmp_
     picture = made[what]()._repr_html_()
     if where == "not trusted":
         picture = re.sub("<style>.*?</style>", "", picture, flags=re.DOTALL)
-    colours = {False: (255, 255, 255), True: (15, 20, 26)}
+    colors = {False: (255, 255, 255), True: (15, 20, 26)}
     for system, notebook in ((False, True), (True, False)):
         said = SAID.get(where, ("light", "dark"))[notebook]
         path = tmp_path / "page.html"
@@ -966,8 +966,8 @@ def test_pictures_have_the_colours_of_the_notebook_around_them(where, what, tmp_
         page = browser.open(path, dark=system)
         page.until("[...document.images].length && [...document.images].every(i => i.complete)")
         box = page.run("(b => [b.x, b.y])(document.images[0].getBoundingClientRect())")
-        paper = page.colour(box[0] + 4, box[1] + 4)
-        assert paper == colours[system if where == "nowhere" else notebook]
+        paper = page.color(box[0] + 4, box[1] + 4)
+        assert paper == colors[system if where == "nowhere" else notebook]
 
 
 @in_browser

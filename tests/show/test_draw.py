@@ -169,7 +169,7 @@ def test_picture_is_accessible_xml(plan):
     assert "round" in root.find(SVG + "desc").text
     style = root.find(SVG + "style").text
     assert "prefers-color-scheme:dark" in style
-    for e in root.iter():  # every colour has a rule, in viewers without variables too
+    for e in root.iter():  # every color has a rule, in viewers without variables too
         for name in (e.get("class") or "").split():
             assert name == "fedgrad" or f".{name}{{" in style.split("@supports")[0]
 

@@ -258,11 +258,11 @@ def test_synthetic_weights_and_bias_share_a_mean_of_deviation_alpha(clients):
     assert clients[0].weights.shape == (60, 10) and clients[0].bias.shape == (10,)
 
 
-def test_synthetic_feature_means_scatter_around_centres_of_deviation_beta(clients):
+def test_synthetic_feature_means_scatter_around_centers_of_deviation_beta(clients):
     means = np.array([c.mean for c in clients])
     assert means.mean(1).std() == pytest.approx(np.sqrt(2.0**2 + 1 / 60), rel=0.1)
     assert (means - means.mean(1, keepdims=True)).std() == pytest.approx(1, rel=0.02)
-    # Centres are no function of the model's: u and B are independent.
+    # Centers are no function of the model's: u and B are independent.
     models = np.array([c.weights.mean() for c in clients])
     assert abs(np.corrcoef(models, means.mean(1))[0, 1]) < 0.2
 
@@ -283,7 +283,7 @@ def test_synthetic_labels_are_the_clients_own_argmax(clients):
         np.testing.assert_array_equal(c.y[:20], np.argmax(scores, axis=1))
 
 
-def test_synthetic_without_heterogeneity_has_common_centres():
+def test_synthetic_without_heterogeneity_has_common_centers():
     same = draw(0.0, 0.0, 40, np.random.default_rng(0))
     assert np.std([c.weights.mean() for c in same]) == pytest.approx(1 / np.sqrt(600), rel=0.3)
     assert np.std([c.mean.mean() for c in same]) == pytest.approx(1 / np.sqrt(60), rel=0.3)
@@ -577,7 +577,7 @@ def test_the_small_model_of_cifar100_scores_each_place_by_itself():
     np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-def test_pooling_and_normalising_against_their_formulas():
+def test_pooling_and_normalizing_against_their_formulas():
     x = np.random.default_rng(0).normal(size=(2, 6, 6, 8)).astype(np.float32)
     pooled = layers.max_pool(jnp.asarray(x), 2, 2)
     np.testing.assert_array_equal(pooled, x.reshape(2, 3, 2, 3, 2, 8).max((2, 4)))

@@ -1,4 +1,4 @@
-"""Self-tuning: its hypergradients against formulas, centralised AD and finite differences; what it
+"""Self-tuning: its hypergradients against formulas, centralized AD and finite differences; what it
 sends; what keeps it in its bounds and from running away."""
 
 import dataclasses
@@ -231,7 +231,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name, schedule, mode, executor", CASES)
-def test_hypergradients_are_those_of_centralised_ad(name, schedule, mode, executor):
+def test_hypergradients_are_those_of_centralized_ad(name, schedule, mode, executor):
     algorithm, seen, last = history(name, schedule, mode, executor)
     data = together(FRESH)
     slopes = None

@@ -236,7 +236,7 @@ def _for_all(one: OneClient, n: int) -> Callable[..., tuple[list[Array], list[Ar
         return jax.vmap(one, in_axes=(None, None, 0), axis_size=n)
 
     def single(down: list[Any], shared: list[Any], each: list[Any]) -> Any:
-        # One client needs no vectorised operations, and some of those are slow.
+        # One client needs no vectorized operations, and some of those are slow.
         return jax.tree.map(lambda x: jnp.asarray(x)[None], one(down, shared, [x[0] for x in each]))
 
     return single

@@ -1,7 +1,7 @@
 """Convolutions as matrix products.
 
 XLA on CPU runs a convolution inside of a loop slowly (jax-ml/jax#12868), also a grouped one, which
-it becomes if clients with kernels of their own are vectorised. Client stages are loops. So there a
+it becomes if clients with kernels of their own are vectorized. Client stages are loops. So there a
 convolution is computed as one matrix product over shifted slices, in one of three ways:
 
 - by window: every tap of a small kernel is one slice of the image;

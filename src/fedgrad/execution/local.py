@@ -1,6 +1,6 @@
 """The default executor: the whole plan as one function that JAX compiles, many clients at a time.
 
-Clients are vectorised, as many at once as fit into the processor's cache, and their sums are
+Clients are vectorized, as many at once as fit into the processor's cache, and their sums are
 accumulated; so a cohort of any size runs in the memory of one chunk. Clients of different sizes
 are sorted by size, so that those that run together are about equally long. Where there are several
 local devices, each takes its share of the clients.
@@ -118,7 +118,7 @@ def _run(
         for v, x in zip(args.values, args.leaves, strict=True)
     ]
     indices = {at: seats[at].seated(index) for at, index in args.indices.items()}
-    walk = _Vectorised(indices, set(args.sizes), seats, devices, chunk)
+    walk = _Vectorized(indices, set(args.sizes), seats, devices, chunk)
     outputs = walk.run(plan.graph, inputs)
     results = [
         seats[value.at].result(x) if is_client(value.at) else whole(x, devices)
@@ -137,7 +137,7 @@ def _is_light(placement: str, args: Arguments, plan: Plan) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Vectorised(Walk):
+class _Vectorized(Walk):
     """A client value is one array with a row for each seat."""
 
     indices: dict[str, Any]

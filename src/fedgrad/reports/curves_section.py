@@ -14,7 +14,7 @@ from fedgrad.show.drawing import Chart, Curve, Look
 from fedgrad.show.markup import Content, Html, element
 from fedgrad.show.numbers import duration, percent
 
-COLOURS = ("p0", "p2", "p1", "p3", "p4")
+COLORS = ("p0", "p2", "p1", "p3", "p4")
 MILESTONES = 6
 SMOOTHED = 20  # a noisy curve is averaged over 1/SMOOTHED of its rounds
 MARKED = 40  # with more evaluations than this, single ones are not marked
@@ -77,12 +77,12 @@ def ordered(run: Run) -> list[str]:
 def drawn(run: Run, name: str, series: Series, label: str = "") -> Curve:
     """Return a curve in the color of its entry; those after the fifth are thin."""
     place = ordered(run).index(name)
-    known = place < len(COLOURS)
+    known = place < len(COLORS)
     look: Look = "line" if known else "thin"
-    colour = COLOURS[place] if known else "line"
+    color = COLORS[place] if known else "line"
     if run.compared:  # a single run is always blue
-        colour = {LEARNED: "p0", FIXED: "p2"}.get(name, colour)
-    return Curve(label or name, series.rounds, series.values, colour, look, series.band)
+        color = {LEARNED: "p0", FIXED: "p2"}.get(name, color)
+    return Curve(label or name, series.rounds, series.values, color, look, series.band)
 
 
 def _kind(run: Run) -> str:

@@ -88,7 +88,7 @@ def _legend(curves: Sequence[Curve], whole: float) -> tuple[Html, float]:
         width = 34 + text_width(curve.name, 12)
         if x + width > whole and parts:
             x, y = LABELS + GAP, y + 20
-        parts += [stroke(curve, key(curve, x, y - 4)), words(x + 32, y, curve.name, colour="quiet")]
+        parts += [stroke(curve, key(curve, x, y - 4)), words(x + 32, y, curve.name, color="quiet")]
         x += width + 12
     return element("g", parts), y + 10 if parts else 0
 
@@ -107,7 +107,7 @@ def _row(
         yield element("path", class_="stroke-line", d=f"M{x} {y + high}h{wide}")
         for t in one.across.ticks(6 if wide > 300 else 4):
             place = one.across.place(t)
-            # Inside of the plot at its ends, so that it does not touch the neighbour's.
+            # Inside of the plot at its ends, so that it does not touch the neighbor's.
             side = "start" if place < 0.02 else "end" if place > 0.98 else "middle"
             yield words(x + wide * place, y + high + 15, one.across.label(t), 12, "quiet", side)
         if i == 0 or one.up != all_drawn[i - 1].up:

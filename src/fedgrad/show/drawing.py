@@ -33,13 +33,13 @@ FAR = 8.0  # curves that leave what the first one spans by this factor are cut
 @dataclass(frozen=True)
 class Curve:
     """Values over x; what is not finite is left out. `band`: the low and the high end of a range
-    around them. `colour`: p0 to p4, or line. `marks`: a dot at each of the values. Bars stand side
+    around them. `color`: p0 to p4, or line. `marks`: a dot at each of the values. Bars stand side
     by side, from 0 to the value."""
 
     name: str
     x: Numbers
     y: Numbers
-    colour: str = "p0"
+    color: str = "p0"
     look: Look = "line"
     band: tuple[Numbers, Numbers] | None = None
     marks: bool = False
@@ -91,13 +91,13 @@ class Drawn:
         ends = [(x, y) for x, y in [*low, *reversed(top)] if math.isfinite(y)]
         points = [self._place(x, y, wide, high) for x, y in ends]
         return element(
-            "path", class_=f"fill-{curve.colour}", opacity=0.18, d=f"M{'L'.join(points)}Z"
+            "path", class_=f"fill-{curve.color}", opacity=0.18, d=f"M{'L'.join(points)}Z"
         )
 
     def _marks(self, curve: Curve, wide: float, high: float) -> Html:
         there = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(y)]
         d = "".join(f"M{self._place(x, y, wide, high)}h0" for x, y in there)
-        return element("path", class_=f"curve stroke-{curve.colour}", **MARK, d=d)
+        return element("path", class_=f"curve stroke-{curve.color}", **MARK, d=d)
 
     def _bars(self, curve: Curve, wide: float, high: float) -> Html:
         x = [float(v) for v in curve.x]
@@ -109,7 +109,7 @@ class Drawn:
             for v, y in zip(x, curve.y, strict=True)
             if y
         )
-        return element("path", class_=f"fill-{curve.colour}", opacity=BARS, d=d)
+        return element("path", class_=f"fill-{curve.color}", opacity=BARS, d=d)
 
     def _path(self, curve: Curve, wide: float, high: float) -> Html:
         if curve.look == "bars":
@@ -153,9 +153,9 @@ def named(curves: Iterable[Curve]) -> list[Curve]:
 def stroke(curve: Curve, d: str) -> Html:
     """A line that looks like this curve."""
     if curve.look == "bars":
-        return element("path", class_=f"fill-{curve.colour}", opacity=BARS, d=d)
+        return element("path", class_=f"fill-{curve.color}", opacity=BARS, d=d)
     look = ENDS | LOOKS[curve.look]
-    return element("path", class_=f"curve stroke-{curve.colour}", **look, d=d)
+    return element("path", class_=f"curve stroke-{curve.color}", **look, d=d)
 
 
 def heights(curve: Curve) -> Iterator[float]:

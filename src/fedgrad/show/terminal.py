@@ -34,25 +34,25 @@ def box(heading: str, content: list[Any], double: bool = False, width: int | Non
     )
 
 
-def printed(*things: Any, width: int = 110, colours: bool = False) -> Any:
-    """A console on which these have been printed; with colours, for `export_html`."""
+def printed(*things: Any, width: int = 110, colors: bool = False) -> Any:
+    """A console on which these have been printed; with colors, for `export_html`."""
     from rich.console import Console
 
-    plain: Any = {} if colours else {"color_system": None}
-    console = Console(file=io.StringIO(), width=width, record=colours, force_jupyter=False, **plain)
+    plain: Any = {} if colors else {"color_system": None}
+    console = Console(file=io.StringIO(), width=width, record=colors, force_jupyter=False, **plain)
     for thing in things:
         console.print(thing, markup=False, highlight=False)
     return console
 
 
 def plain(*things: Any, width: int = 110) -> str:
-    """These as they are printed, without colours."""
+    """These as they are printed, without colors."""
     return printed(*things, width=width).file.getvalue()  # type: ignore[no-any-return]
 
 
 def notebook(*things: Any) -> str:
-    """These as HTML, with colours, for a notebook."""
-    return str(printed(*things, colours=True).export_html(inline_styles=True, code_format=_BLOCK))
+    """These as HTML, with colors, for a notebook."""
+    return str(printed(*things, colors=True).export_html(inline_styles=True, code_format=_BLOCK))
 
 
 def monospace(text: str) -> str:

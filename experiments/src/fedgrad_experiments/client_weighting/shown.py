@@ -9,7 +9,7 @@ import fedgrad as fg
 from fedgrad_experiments.client_weighting.training import SCHEDULES
 from fedgrad_experiments.results import Results, Table
 
-# name of the curve: (what it is called, its colour, its stroke)
+# name of the curve: (what it is called, its color, its stroke)
 STYLES: dict[str, tuple[str, str, Any]] = {
     "from 1": ("q learned from 1", "p0", "line"),
     "from 0": ("q learned from 0", "p1", "line"),
@@ -78,6 +78,6 @@ def _over_rounds(
 
 def _curve(name: str, rounds: np.ndarray, values: Any) -> fg.charts.Curve:
     """The mean over seeds, and a band of one standard deviation to each side."""
-    label, colour, look = STYLES[name]
+    label, color, look = STYLES[name]
     mean, deviation = values.mean(0), values.std(0)
-    return fg.charts.Curve(label, rounds, mean, colour, look, (mean - deviation, mean + deviation))
+    return fg.charts.Curve(label, rounds, mean, color, look, (mean - deviation, mean + deviation))
