@@ -110,6 +110,7 @@ def fed_opt(
         ArgumentError: If the loss, an optimizer or the weighting is not valid.
 
     Example:
+
         server = fg.optimizer(optax.adam, learning_rate=0.01)
         algorithm = fg.fed_opt(loss, server=server, client=fg.local_training(0.1, epochs=2))
 

@@ -78,6 +78,7 @@ class LocalTraining:
         gradient: A function from a loss to the gradient that steps follow instead of the batch's.
 
     Example:
+
         fg.fed_avg(loss, fg.local_training(0.1, batch_size=10, epochs=2))
     """
 

@@ -68,6 +68,7 @@ def with_fixed(fun: Loss, fixed: Any) -> WithFixed:
         ArgumentError: If `fun` has no argument `fixed`, or a leaf is not an array.
 
     Example:
+
         fg.fed_avg(fg.with_fixed(loss, backbone))
     """
     require_lossless(fixed, "fg.with_fixed: the arrays")

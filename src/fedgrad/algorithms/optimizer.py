@@ -79,6 +79,7 @@ def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: An
         ArgumentError: If an argument is unknown or missing, or a learning rate is negative.
 
     Example:
+
         fg.optimizer(optax.sgd, learning_rate=1.0, momentum=0.9)
     """
     known = _signature(make).parameters

@@ -91,6 +91,7 @@ def linear(low: float | None = None, high: float | None = None) -> Form:
         A form for `fg.self_tuning(..., learn=)`. A step beyond a bound ends at the bound.
 
     Example:
+
         fg.self_tuning(algorithm, learn={"server.momentum": fg.linear(0, 0.99)})
     """
     return Form("linear", low, high)
@@ -108,6 +109,7 @@ def log(low: float | None = None, high: float | None = None) -> Form:
         A form for `fg.self_tuning(..., learn=)`.
 
     Example:
+
         fg.self_tuning(algorithm, learn={"server.learning_rate": fg.log(1e-3, 10)})
     """
     return Form("log", low, high)
@@ -125,6 +127,7 @@ def logit(low: float | None = None, high: float | None = None) -> Form:
         A form for `fg.self_tuning(..., learn=)`.
 
     Example:
+
         fg.self_tuning(algorithm, learn={"server.momentum": fg.logit(0, 1)})
     """
     return Form("logit", low, high)

@@ -38,6 +38,7 @@ def fed_avg(
         An algorithm.
 
     Example:
+
         algorithm = fg.fed_avg(loss, client_learning_rate=0.1, batch_size=10)
 
     Reference: McMahan et al. 2017, "Communication-efficient learning of deep networks from

@@ -23,6 +23,7 @@ class HeldOut:
     one example to train on; a client with a single example holds nothing out.
 
     Example:
+
         held_out = fg.HeldOut(0.2)
         algorithm = fg.holding_out(fg.fed_avg(loss), held_out)
     """

@@ -72,6 +72,7 @@ def population(clients: Sequence[Any]) -> Population:
         CohortError: If the clients differ in structure, shapes or dtypes, or one has no examples.
 
     Example:
+
         clients = fg.population([{"x": np.ones((5, 3))}, {"x": np.ones((8, 3))}])
     """
     arrays, sizes = read_clients(clients)

@@ -268,6 +268,7 @@ def store(path: str | os.PathLike[str], clients: Iterable[Any]) -> Population:
         StoreError: If the folder exists or cannot be written.
 
     Example:
+
         clients = fg.store("clients", ({"x": read(name)} for name in names))
     """
     if isinstance(clients, dict) or not isinstance(clients, Iterable):

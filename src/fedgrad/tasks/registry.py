@@ -45,6 +45,7 @@ def task(name: str, **options: Any) -> Task:
         TaskError: If there is no such task or option.
 
     Example:
+
         fg.tasks.task("digits", clients=50)
     """
     if not isinstance(name, str):

@@ -31,6 +31,7 @@ class Task:
         about: A sentence that describes the data.
 
     Example:
+
         Task(train=fg.population(clients), init=init, loss=loss)
     """
 

@@ -54,6 +54,7 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
         An algorithm with an `AveragedState`.
 
     Example:
+
         algorithm = fg.averaged(fg.fed_avg(loss))
 
     Reference: polynomial averaging, Shamir and Zhang 2013.

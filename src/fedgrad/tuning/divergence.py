@@ -72,7 +72,7 @@ class Watch:
     began: jax.Array  # the very first loss
     before: Losses
     since: Losses
-    jumps: jax.Array  # summed
+    jumps: jax.Array  # their sum
     pairs: jax.Array  # their number
     undone: jax.Array  # the mean loss of the undone rounds, right after a rollback
 

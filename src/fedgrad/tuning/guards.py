@@ -38,7 +38,7 @@ def guarded(
     # An infinite gradient would be projected onto a bound, which is finite.
     tuned = finite(new.learned) & finite(new.optimizer) & finite(gradient)
     trained = finite(new.inner) & good
-    # The same hyperparameters would lead there again: halve them.
+    # The same hyperparameters would diverge again: halve them.
     back = {n: w.raw(w.value(old.learned[n]) / 2) for n, w in wanted.items()}
     if comparison is not None:
         proven = {n: w.value(old.proven.learned[n]) for n, w in wanted.items()}

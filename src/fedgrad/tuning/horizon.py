@@ -1,4 +1,4 @@
-"""How far back a hypergradient looks: one round or many."""
+"""The horizon of a hypergradient: how many rounds it looks back."""
 
 import math
 from collections.abc import Callable

@@ -16,7 +16,7 @@ Divide = Callable[[Columns, str, int | None, np.random.Generator], list[np.ndarr
 
 @dataclass(frozen=True)
 class Origin:
-    """Where to get the data."""
+    """The places to get the data from."""
 
     tff: str  # a file of TFF
     leaf: str = ""  # a data set of LEAF
