@@ -229,8 +229,7 @@ class Work(Protocol):
 
 
 def as_work(client: Any) -> Work:
-    """Return the work that `client=` stands for: an optimizer or a learning rate means local
-    training."""
+    """Return the work for `client=`; an optimizer or a learning rate means local training."""
     return client if isinstance(client, Work) else as_local(client)
 
 
@@ -271,8 +270,7 @@ def _of_clients(given: Any) -> Optimizer:
 
 
 def _is_rate(leaf: Any) -> bool:
-    """Return whether this is a number or a function of the round number, not an optimizer
-    factory."""
+    """Return whether this is a number or a schedule, and not an optimizer factory."""
     if callable(leaf):
         return not asks_for(leaf, "learning_rate")
     return is_number(leaf) or type(leaf) is int

@@ -120,8 +120,7 @@ def takes_key(loss: Loss) -> bool:
 
 
 def per_example(loss: Loss, params: Params, batch: Batch, key: Key | None = None) -> jax.Array:
-    """Return one loss per example. A loss that returns one number is applied to one example at a
-    time."""
+    """Return one loss per example; a loss that returns one number is called for one at a time."""
     rows = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(batch)}
     size = rows.pop()
     keyed = {"key": key} if takes_key(loss) else {}

@@ -256,8 +256,7 @@ def _scale_by(rates: Mapping[str, Any]) -> optax.GradientTransformation:
 
 
 def _require_proportional(made: Optimizer) -> None:
-    """Refuse per-layer rates for an optimizer whose update is not proportional to its learning
-    rate."""
+    """Refuse per-layer rates if the optimizer's update is not proportional to its rate."""
     x, gradient = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.7])
     others = at(with_schedules(made.defaults), 0)
 

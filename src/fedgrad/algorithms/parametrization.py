@@ -34,8 +34,7 @@ EDGE = 1e-6  # the least distance of a logit from its bounds, relative to the ra
 @public
 @dataclass(frozen=True)
 class Form:
-    """The parametrization of a learned hyperparameter, and its bounds: see `linear`, `log`,
-    `logit`."""
+    """The form in which a hyperparameter is learned, and its bounds: `linear`, `log` or `logit`."""
 
     kind: str
     low: Any = None  # None: the default for the name

@@ -131,8 +131,7 @@ def _examples(columns: Columns, _: Any) -> dict[str, np.ndarray]:
 def _clients(
     columns: Columns, part: str, clients: int | None, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Split by Pachinko allocation: 500 training and 100 test clients, with equally many
-    examples."""
+    """Split by Pachinko allocation: 500 training and 100 test clients of equal size."""
     labels = whole(columns["y"], CLASSES, np.int64)
     if clients is None:
         clients = min(500 if part == "train" else 100, max(1, len(labels) // 20))

@@ -18,8 +18,7 @@ def zeros(sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
 
 
 def random(key: Key, sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
-    """Return layers of these sizes, with normal weights of variance 2 / inputs (He et al.) and zero
-    biases."""
+    """Return layers with normal weights of variance 2 / inputs (He et al.) and zero biases."""
     keys = jax.random.split(key, len(sizes) - 1)
     return [
         layer

@@ -18,8 +18,10 @@ def digits(
     at_least: int = 5,
     seed: int = 0,
 ) -> Task:
-    """A network with one hidden layer on digits, split by Dirichlet(concentration); each client
-    trains on 80 % of its examples."""
+    """A network with one hidden layer on digits.
+
+    The images are split by Dirichlet(concentration); each client trains on 80 % of its examples.
+    """
     x, y = _digits()
     rng = np.random.default_rng(seed)
     parts = split.dirichlet(y, clients, concentration, rng, at_least=max(at_least, 2))

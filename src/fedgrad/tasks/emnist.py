@@ -1,5 +1,4 @@
-"""Handwritten characters in 62 classes, with a client for each writer: a small convolutional
-net."""
+"""Handwritten characters in 62 classes, a client for each writer: a small convolutional net."""
 
 from typing import Any
 
@@ -33,8 +32,7 @@ def init(key: Key, wide: tuple[int, int, int] = SIZES["paper"]) -> Params:
 
 
 def logits(params: Params, images: jax.Array, key: Key | None = None) -> jax.Array:
-    """Return the scores of the classes of byte images (255 is white), with dropout if there is a
-    key."""
+    """Return the class scores of byte images (255 is white), with dropout if there is a key."""
     keys = (None, None) if key is None else jax.random.split(key)
     x = images.astype(params["conv_1"]["kernel"].dtype)[..., None] / 255
     x = jax.nn.relu(layers.conv(params["conv_1"], x))

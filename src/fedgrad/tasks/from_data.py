@@ -56,7 +56,7 @@ class FromData:
         )
 
     def _defaults(self, size: str, clients: int) -> Defaults:
-        """Return the paper's cohorts of 50 clients and 1,500 rounds, or smaller settings; a cohort
-        is never larger than the population."""
+        """Return the paper's cohorts of 50 and 1,500 rounds, or less; never more than all
+        clients."""
         cohort, rounds = (50, 1500) if size == "paper" else (10, 100)
         return Defaults(min(cohort, clients), self.batch_size, self.rates[size], rounds)

@@ -70,8 +70,7 @@ def group_norm_init(channels: int) -> Layer:
 
 
 def group_norm(layer: Layer, x: jax.Array, groups: int = 32, epsilon: float = 1e-3) -> jax.Array:
-    """Normalize each example's groups of channels to mean 0 and variance 1, then scale and
-    shift."""
+    """Normalize each example's groups of channels to mean 0 and variance 1; scale and shift."""
     n, rows, columns, channels = x.shape
     grouped = x.reshape(n, rows, columns, groups, channels // groups)
     mean = jnp.mean(grouped, (1, 2, 4), keepdims=True)
@@ -82,8 +81,7 @@ def group_norm(layer: Layer, x: jax.Array, groups: int = 32, epsilon: float = 1e
 
 
 def dropout(x: jax.Array, rate: float, key: Key | None) -> jax.Array:
-    """Set some of the values to zero and scale up the others; without a key, return all
-    unchanged."""
+    """Set some values to zero and scale up the others; without a key, return all unchanged."""
     if key is None:
         return x
     kept = jax.random.bernoulli(key, jnp.float32(1 - rate), x.shape)
@@ -101,8 +99,7 @@ def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def lstm_init(key: Key, inputs: int, size: int) -> Layer:
-    """Return Glorot input weights, orthogonal recurrent weights, and a bias of zero, one for the
-    forget gate."""
+    """Return Glorot input and orthogonal recurrent weights, and a zero bias, one to forget."""
     of_input, recurrent = jax.random.split(key)
     return {
         "input": _glorot(of_input, (inputs, 4 * size), jnp.float32),

@@ -18,8 +18,7 @@ def is_right(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def in_highest(logits: jax.Array, wanted: jax.Array, k: int) -> jax.Array:
-    """Return how many of the wanted entries (1, else 0) of each row are among its k highest
-    scores."""
+    """Return how many wanted entries (1, else 0) of each row are among its k highest scores."""
     _, highest = jax.lax.top_k(logits, k)
     return jnp.sum(jnp.take_along_axis(wanted, highest, axis=-1), axis=-1)
 

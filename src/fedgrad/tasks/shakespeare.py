@@ -46,8 +46,7 @@ def logits(params: Params, tokens: jax.Array) -> jax.Array:
 
 
 def loss(params: Params, batch: Batch) -> jax.Array:
-    """Return the cross-entropy of each sequence, averaged over its positions; padding counts as
-    0."""
+    """Return the cross-entropy of each sequence, the mean over positions; padding counts as 0."""
     each = scores.cross_entropy(logits(params, batch["x"]), batch["y"])
     return jnp.mean(jnp.where(batch["y"] != PAD, each, 0), axis=-1)
 

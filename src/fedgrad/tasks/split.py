@@ -94,11 +94,11 @@ def pachinko(
     rng: np.random.Generator,
     concentrations: tuple[float, float] = (0.1, 10.0),
 ) -> list[np.ndarray]:
-    """Split by Pachinko allocation, as federated CIFAR-100 is; all clients get the same number of
-    examples (or one more).
+    """Split by Pachinko allocation, as federated CIFAR-100 is, into clients of equal size.
 
     A client draws its preferences for superclasses, and for the classes within each, from Dirichlet
-    distributions. Then it draws examples, each by superclass and class, without replacement.
+    distributions. Then it draws examples, each by superclass and class, without replacement. All
+    clients get the same number of examples (or one more).
 
     Args:
         labels: One label per example.
@@ -159,8 +159,7 @@ def by_column(values: Any) -> list[np.ndarray]:
 
 @known_arguments()
 def divide(examples: Any, parts: list[np.ndarray]) -> list[Any]:
-    """Return the examples (a pytree of arrays with one row each) of each client, for
-    `fg.population`."""
+    """Return each client's examples (of a pytree with one row for each), for `fg.population`."""
     if why := masked(examples):
         raise TaskError.here(f"Examples{why}")
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(examples)]
@@ -222,8 +221,7 @@ def _shards_per_class(sizes: np.ndarray, clients: int, classes_per_client: int) 
 
 
 def _drawn(shares: np.ndarray, possible: np.ndarray, rng: np.random.Generator) -> int:
-    """Draw a possible index with probability proportional to its share; uniformly if all shares are
-    0."""
+    """Draw a possible index in proportion to its share; uniformly if all shares are 0."""
     shares = np.where(possible, shares, 0.0)
     if not shares.sum() > 0:
         shares = possible.astype(float)

@@ -1,5 +1,4 @@
-"""Tag prediction for questions and answers from their words, with a client for each user: logistic
-regression."""
+"""Tag prediction for posts from their words, a client for each user: logistic regression."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -34,8 +33,11 @@ def init(key: Key, form: tuple[int, int] = SIZES["paper"]) -> Params:
 
 
 def logits(params: Params, words: jax.Array) -> jax.Array:
-    """Return the scores of the tags from word frequencies: the mean of the weight rows of the known
-    words, which equals a product with the vector of 10,000 frequencies."""
+    """Return the scores of the tags from word frequencies.
+
+    The weight rows of known words are summed and divided by the number of all words, which equals a
+    product with the vector of 10,000 frequencies.
+    """
     numbers = words.astype(jnp.int32)
     known = (numbers >= 0) & (numbers < len(params["kernel"]))
     there = jnp.maximum(jnp.sum(numbers != NONE, axis=-1), 1)

@@ -1,4 +1,4 @@
-"""Next-word prediction in questions and answers, with a client for each user: an LSTM."""
+"""Next-word prediction in questions and answers, a client for each user: an LSTM."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -46,8 +46,7 @@ def logits(params: Params, tokens: jax.Array) -> jax.Array:
 
 
 def loss(params: Params, batch: Batch) -> jax.Array:
-    """Return the cross-entropy of each sentence, averaged over its 20 positions; padding counts as
-    0."""
+    """Return the cross-entropy of each sentence, the mean of 20 positions; padding counts as 0."""
     wanted = _known(params, batch["y"])
     each = scores.cross_entropy(logits(params, batch["x"]), wanted)
     return jnp.mean(jnp.where(wanted != PAD, each, 0), axis=-1)
@@ -64,8 +63,7 @@ def places(params: Params, batch: Batch) -> jax.Array:
 
 
 def right_words(params: Params, batch: Batch) -> jax.Array:
-    """Return how many known words of each sentence are predicted correctly, without unknown words
-    and the end of the sentence."""
+    """Return how many known words of each sentence are predicted; its end does not count."""
     return _right(params, batch, lambda wanted: wanted >= FIRST)
 
 
@@ -81,8 +79,7 @@ def _right(params: Params, batch: Batch, counts: Any) -> jax.Array:
 
 
 def _known(params: Params, tokens: jax.Array) -> jax.Array:
-    """Replace words that are too rare for this model by the unknown word; frequent words come
-    first."""
+    """Replace words that are too rare for this model by OOV; frequent words come first."""
     tokens = tokens.astype(jnp.int32)
     return jnp.where(tokens < len(params["embedding"]), tokens, OOV)
 

@@ -51,8 +51,10 @@ def draw(
 
 
 def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 100, seed: int = 0) -> Task:
-    """Softmax regression, initialized at zero, on Synthetic(alpha, beta); each client trains on 90
-    % of its examples."""
+    """Softmax regression on Synthetic(alpha, beta), initialized at zero.
+
+    Each client trains on 90 % of its examples.
+    """
     if not (0 <= alpha < math.inf and 0 <= beta < math.inf):
         raise TaskError.here(
             f"alpha and beta are standard deviations, at least 0, got {alpha} and {beta}."

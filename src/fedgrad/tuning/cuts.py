@@ -55,8 +55,8 @@ class Cuts:
             )
 
     def ends(self, planned: int) -> list[tuple[int, int, Left]]:
-        """Return for each cut the round after which judging begins, the round of the cut, and how
-        many remain."""
+        """Return for each cut the round before judging begins, the round of the cut, and who
+        stays."""
         lefts: dict[int, Left] = {}
         for part in sorted(self.cuts, key=both):
             # The first round judges the initial model that all share, which carries no information.

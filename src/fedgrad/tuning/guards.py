@@ -79,8 +79,7 @@ def nothing_proven(learned: dict[str, Any]) -> Proven:
 
 
 def got_worse(loss: jax.Array, found: Comparison, usual: jax.Array) -> jax.Array:
-    """Return whether a model is significantly worse than the one it is compared with, or its loss
-    is not finite."""
+    """Return whether a model is significantly worse than the one before, or its loss not finite."""
     noticed = _noticed(found, usual)
     worse = found.difference > jnp.maximum(CLIENTS_DIFFER * found.error, ROUNDS_DIFFER * noticed)
     # With one client, in the first rounds, there is no estimate of chance yet.
@@ -112,10 +111,10 @@ def _stepped_back(
     gradient: dict[str, Any],
     good: jax.Array,
 ) -> dict[str, Any]:
-    """Return the learned values with the one to blame stepped back: halved, or set to the value
-    that a good model was trained with if that is smaller.
+    """Return the learned values with the one to blame stepped back.
 
-    To blame is the hyperparameter whose step back would lower the loss most, according to its
+    It is halved, or set to the value that a good model was trained with if that is smaller. To
+    blame is the hyperparameter whose step back would lower the loss most, according to its
     hypergradient. If no step back would, or the hypergradients are not finite, or the loss is not
     the problem, all of them are stepped back.
     """

@@ -93,7 +93,7 @@ class Horizon:
         learned: dict[str, Any],
         sensitivity: dict[str, Any],
     ) -> Any:
-        """Run `round(state)` on a state that depends on the learned values through
+        """Run `round(state)`, where the state depends on the learned values through
         `sensitivity`."""
         if self.rounds == 1:
             return round(state)
@@ -109,9 +109,9 @@ class Horizon:
     def usable(self, sensitivity: Any) -> Any:
         """Return the sensitivity without non-finite entries, which would never recover.
 
-        A NaN is mostly a point where JAX has no derivative (a power of 0) and the state does not
-        depend on it; it is replaced by 0. A sensitivity that has grown to infinity is reset as a
-        whole.
+        A NaN is mostly a point where JAX has no derivative (a power of 0) but its value does not
+        matter to the state; it is replaced by 0. A sensitivity that has grown to infinity is reset
+        as a whole.
         """
         if self.rounds == 1 or sensitivity is None:
             return sensitivity

@@ -98,8 +98,7 @@ class Race:
         return self.rank(state, played, verdict)
 
     def hyper_of_round(self, state: RaceState, hyper: Hyper) -> Hyper:
-        """Return the hyperparameters after all changes so far, scaled by the pace of a sole
-        candidate."""
+        """Return the hyperparameters after all changes so far, scaled by the pace of a winner."""
         for i, change in enumerate(self.changes.values()):
             for name, values in change.items():
                 old = names_of.paths(hyper[name])
@@ -300,8 +299,7 @@ def restore(state: RaceState, done: int, planned: int) -> RaceState:
 
 
 def ranks_of(losses: jax.Array) -> jax.Array:
-    """Return how many are better than each, where a tie counts one half. Diverged models are
-    worst."""
+    """Return how many are better than each; a tie counts one half. Diverged models are worst."""
     known = jnp.where(jnp.isfinite(losses), losses, jnp.inf)
     better = jnp.sum(known[None, :] < known[:, None], axis=1)
     equal = jnp.sum(known[None, :] == known[:, None], axis=1) - 1
@@ -309,8 +307,7 @@ def ranks_of(losses: jax.Array) -> jax.Array:
 
 
 def inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a candidate's own metrics; the metrics of a race inside the race are prefixed with its
-    name."""
+    """Return a candidate's own metrics, where those of a race inside the race get its name."""
     found: dict[str, Any] = {}
     for key, value in extra.items():
         race, kind, rest = (*key.split(".", 2), "", "")[:3]

@@ -22,8 +22,7 @@ Divide = Callable[[Columns, str], list[np.ndarray]]
 
 
 class Arrays(Source):
-    """Examples of all clients together, by part; `divide` assigns them to clients if the data do
-    not."""
+    """Examples of all clients, by part; `divide` assigns them to clients if the data do not."""
 
     def __init__(self, parts: dict[str, dict[str, Any]], name: str, divide: Divide | None) -> None:
         self.name = name

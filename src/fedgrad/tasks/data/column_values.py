@@ -7,8 +7,7 @@ import numpy as np
 
 
 def images(values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Return images of this shape as bytes, from images of this shape or flat; floats are from 0 to
-    1."""
+    """Return images as bytes, from arrays of this shape or flat; floats are from 0 to 1."""
     if not len(values):
         return np.zeros((0, *shape), np.uint8)
     found = np.asarray([np.asarray(value) for value in values])

@@ -54,8 +54,7 @@ def populations(
 
 
 def learned(dataset: DataSet, source: Source, tick: Tick | None = None) -> Any:
-    """Return what must be computed from all training clients before one of them can be
-    converted."""
+    """Compute what the conversion needs from all training clients, such as a vocabulary."""
     if dataset.learn is None:
         return None
 

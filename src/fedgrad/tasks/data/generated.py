@@ -1,5 +1,7 @@
-"""Generated data, so that tasks run without files. They resemble the real data in form only: in
-their shapes, in clients that differ, and in having something to learn."""
+"""Generated data, so that tasks run without files.
+
+They resemble the real data in form only: shapes, clients that differ, something to learn.
+"""
 
 import numpy as np
 
@@ -9,8 +11,7 @@ ROWS = 40  # the approximate number of examples of a client
 
 
 def characters(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """Generate ten characters of four strokes; each writer has a slant, an offset and a pen
-    width."""
+    """Generate ten characters of four strokes; writers differ in slant, offset and pen width."""
     strokes = rng.uniform(6, 22, (10, 4, 2, 2))  # class, stroke, end, coordinate
     made = []
     for i in range(clients or 50):
@@ -37,8 +38,7 @@ def _drawn(ends: np.ndarray, pen: float) -> np.ndarray:
 
 
 def textures(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """Generate 20 classes of waves in two colors, in four groups of five; each client has two
-    groups."""
+    """Generate 20 classes of waves in two colors, in four groups; each client has two groups."""
     colours = rng.uniform(40, 215, (20, 2, 3))
     waves = rng.normal(0, 0.5, (100, 2))
     grid = np.stack(np.meshgrid(np.arange(32), np.arange(32), indexing="ij"), -1)

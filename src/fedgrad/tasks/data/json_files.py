@@ -25,8 +25,7 @@ class Json(Source):
 
     @classmethod
     def folder(cls, path: Path) -> "Json | None":
-        """Read a LEAF folder: JSON files, optionally in train/ and test/; None if there are
-        none."""
+        """Read a LEAF folder: JSON files, also in train/ and test/; None if there are none."""
         files = [("", file) for file in sorted(path.glob("*.json"))]
         for part in ("train", "test"):
             files += [(part, file) for file in sorted((path / part).glob("*.json"))]
@@ -111,6 +110,5 @@ def _of_lines(rows: list[Any], part: str, where: str) -> list[RawClient]:
 
 
 def _names(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the names of all columns. A row without one has None there, which is refused if
-    used."""
+    """Return the names of all columns; a row without one has None, which is refused if used."""
     return list(dict.fromkeys(name for row in rows for name in row))
