@@ -72,8 +72,8 @@ class Watch:
     began: jax.Array  # the very first loss
     before: Losses
     since: Losses
-    jumps: jax.Array  # their sum
-    pairs: jax.Array  # their number
+    jumps: jax.Array  # differences between consecutive losses, summed
+    pairs: jax.Array  # the number of these differences
     undone: jax.Array  # the mean loss of the undone rounds, right after a rollback
 
     @staticmethod

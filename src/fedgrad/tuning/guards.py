@@ -92,8 +92,7 @@ def _noticed(found: Comparison, usual: jax.Array) -> jax.Array:
 
 def _proven(old: Any, found: Comparison, good: jax.Array, trained: jax.Array) -> Proven:
     was: Proven = old.proven
-    # Clip the change, so that one large change does not make the next one look usual: divergence
-    # grows.
+    # Clip the change: one large change must not make the next one look usual, as divergence grows.
     noticed, size = _noticed(found, was.usual), jnp.abs(found.difference)
     seen = jnp.where(noticed > 0, jnp.minimum(size, 2 * noticed), size)
     mixed = jnp.sqrt(MEMORY * was.usual**2 + (1 - MEMORY) * seen**2)

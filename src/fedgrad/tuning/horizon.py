@@ -93,8 +93,7 @@ class Horizon:
         learned: dict[str, Any],
         sensitivity: dict[str, Any],
     ) -> Any:
-        """Run `round(state)`, where the state depends on the learned values through
-        `sensitivity`."""
+        """Run `round(state)` with a state that depends on the learned values by `sensitivity`."""
         if self.rounds == 1:
             return round(state)
         values, tree = jax.tree.flatten(self.followed(state))

@@ -115,8 +115,7 @@ class Race:
         """Run a round of the only candidate left."""
         ((name, old),) = state.candidates.items()
         new, metrics = self.train(name, old, hyper[name], cohort, key, further)
-        # There is no other candidate to continue with: a non-finite round is undone and reported as
-        # 0.
+        # No other candidate is left: a non-finite round is undone and reported as 0.
         new, kept = undone(old, new)
         metrics = _named(name, metrics)
         extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
@@ -143,8 +142,8 @@ class Race:
         train, judges, others = cohort, Examples.of(cohort), further
         if self.held_out is not None:
             train, judges = self.held_out.split(judges)
-            # Extra cohorts of the same population must not learn from examples that judge in
-            # another round.
+            # Extra cohorts of this population must not learn from examples that judge in other
+            # rounds.
             others = further | {
                 name: self.held_out.split(Examples.of(further[name]))[0]
                 for name, clients in self.cohorts.items()
