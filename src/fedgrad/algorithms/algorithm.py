@@ -123,7 +123,7 @@ class Algorithm:
         return replace(self, hyper=replaced(self.hyper, hyper))
 
     def require_stateless_clients(self, what: str) -> None:
-        """Refuse client states in a transformation (`what`) that does not support them."""
+        """Refuse client states, where `what` does not support them."""
         if self.client_init is not None:
             raise ArgumentError.here(
                 f"{self.name}: its clients keep a state between rounds, which {what} cannot "
@@ -131,8 +131,7 @@ class Algorithm:
             )
 
     def require_one_form(self, what: str) -> None:
-        """Refuse states that change their structure, in a transformation (`what`) that needs one
-        structure."""
+        """Refuse states that change their structure, where `what` needs a fixed one."""
         if self.before_round is not None:
             raise ArgumentError.here(
                 f"{self.name}: it drops candidates between rounds, which {what} cannot "

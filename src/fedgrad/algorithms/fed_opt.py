@@ -48,8 +48,7 @@ class ServerState:
         return cls(params, start_of(made, params), rounds, lost)
 
     def step(self, made: Any, update: Any, **measured: Any) -> "ServerState":
-        """Return the state after a step of the server's optimizer, with the mean update as
-        gradient."""
+        """Return the state after a step of the server's optimizer along the mean update."""
         rounds = None if self.rounds is None else self.rounds + 1
         if self.lost is None:
             params, kept = apply(made, update, self.optimizer, self.params, **measured)
@@ -110,6 +109,7 @@ def fed_opt(
         ArgumentError: If the loss, an optimizer or the weighting is not valid.
 
     Example:
+
         server = fg.optimizer(optax.adam, learning_rate=0.01)
         algorithm = fg.fed_opt(loss, server=server, client=fg.local_training(0.1, epochs=2))
 
@@ -162,8 +162,10 @@ class Trained:
 def trained(
     work: Work, loss: Loss, params: Params, hyper: Hyper, cohort: Any, key: Key, **own: Any
 ) -> Trained:
-    """Broadcast the model and the clients' hyperparameters, and train. `own`: values that only the
-    client knows."""
+    """Broadcast the model and the clients' hyperparameters, and train.
+
+    `own`: further values that only the client knows.
+    """
     examples = Examples.of(cohort)
     theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
     train = work.training(sent(loss))

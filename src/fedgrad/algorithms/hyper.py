@@ -130,16 +130,14 @@ def multiplied(hyper: Hyper, names: Iterable[str], factor: Any) -> Hyper:
 
 
 def with_schedules(hyper: Hyper) -> Hyper:
-    """Return the hyperparameters with every function of the round number as a checked
-    `Schedule`."""
+    """Return the hyperparameters with functions of the round number as checked `Schedule`s."""
     known, _ = _flatten(hyper)
     found = {name: leaf for name, leaf in known.items() if callable(leaf)}
     return replace(hyper, found) if found else hyper  # keeps the order
 
 
 def depends_on_its_number(fun: Any) -> bool:
-    """Return whether this is a function of one integer whose value, a number or a boolean, depends
-    on it."""
+    """Return whether this is a function of one integer whose number or boolean depends on it."""
     try:
         jaxpr = jax.make_jaxpr(Schedule(fun).at)(jax.ShapeDtypeStruct((), jnp.int32)).jaxpr
     except Exception:  # not a function of a number
@@ -155,8 +153,7 @@ def depends_on_its_number(fun: Any) -> bool:
 
 
 def select(hyper: Hyper, names: str | Iterable[str]) -> list[str]:
-    """Return the dotted names of all leaves at or below these: `server` means all of the
-    server's."""
+    """Return the dotted names of all leaves at or below these: `server` means all of its leaves."""
     known = _flatten(hyper)[0]
     chosen: list[str] = []
     for name in [names] if isinstance(names, str) else list(names):

@@ -79,6 +79,7 @@ class LocalTraining:
         gradient: A function from a loss to the gradient that steps follow instead of the batch's.
 
     Example:
+
         fg.fed_avg(loss, fg.local_training(0.1, batch_size=10, epochs=2))
     """
 
@@ -232,8 +233,7 @@ class Work(Protocol):
 
 
 def as_work(client: Any) -> Work:
-    """Return the work that `client=` stands for: an optimizer or a learning rate means local
-    training."""
+    """Return the work for `client=`; an optimizer or a learning rate means local training."""
     return client if isinstance(client, Work) else as_local(client)
 
 
@@ -274,8 +274,7 @@ def _of_clients(given: Any) -> Optimizer:
 
 
 def _is_rate(leaf: Any) -> bool:
-    """Return whether this is a number or a function of the round number, not an optimizer
-    factory."""
+    """Return whether this is a number or a schedule, and not an optimizer factory."""
     if callable(leaf):
         return not asks_for(leaf, "learning_rate")
     return is_number(leaf) or type(leaf) is int

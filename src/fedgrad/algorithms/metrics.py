@@ -1,5 +1,4 @@
-"""The metrics of a round, declared once for the algorithms that produce and the code that reads
-them."""
+"""The metrics of a round, declared once for the algorithms that make them and all who read them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

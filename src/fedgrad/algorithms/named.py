@@ -22,9 +22,10 @@ KEYWORDS = ("client_learning_rate", "batch_size", "epochs")  # everything else g
 
 
 def named(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-    """Decorate `make(loss, client, ...)` so that it also accepts the client's options as keywords:
-    `batch_size=10` means `client=fg.local_training(batch_size=10)`. All named algorithms share
-    it."""
+    """Decorate `make(loss, client, ...)` so that it also takes the client's options as keywords.
+
+    `batch_size=10` means `client=fg.local_training(batch_size=10)`.
+    """
     own = inspect.signature(make)
 
     @functools.wraps(make)

@@ -68,6 +68,7 @@ def with_fixed(fun: Loss, fixed: Any) -> WithFixed:
         ArgumentError: If `fun` has no argument `fixed`, or a leaf is not an array.
 
     Example:
+
         fg.fed_avg(fg.with_fixed(loss, backbone))
     """
     require_lossless(fixed, "fg.with_fixed: the arrays")
@@ -119,8 +120,7 @@ def takes_key(loss: Loss) -> bool:
 
 
 def per_example(loss: Loss, params: Params, batch: Batch, key: Key | None = None) -> jax.Array:
-    """Return one loss per example. A loss that returns one number is applied to one example at a
-    time."""
+    """Return one loss per example; a loss that returns one number is called for one at a time."""
     rows = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(batch)}
     size = rows.pop()
     keyed = {"key": key} if takes_key(loss) else {}

@@ -79,6 +79,7 @@ def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: An
         ArgumentError: If an argument is unknown or missing, or a learning rate is negative.
 
     Example:
+
         fg.optimizer(optax.sgd, learning_rate=1.0, momentum=0.9)
     """
     known = _signature(make).parameters
@@ -257,8 +258,7 @@ def _scale_by(rates: Mapping[str, Any]) -> optax.GradientTransformation:
 
 
 def _require_proportional(made: Optimizer) -> None:
-    """Refuse per-layer rates for an optimizer whose update is not proportional to its learning
-    rate."""
+    """Refuse per-layer rates if the optimizer's update is not proportional to its rate."""
     x, gradient = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.7])
     others = at(with_schedules(made.defaults), 0)
 

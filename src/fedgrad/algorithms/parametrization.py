@@ -34,8 +34,7 @@ EDGE = 1e-6  # the least distance of a logit from its bounds, relative to the ra
 @public
 @dataclass(frozen=True)
 class Form:
-    """The parametrization of a learned hyperparameter, and its bounds: see `linear`, `log`,
-    `logit`."""
+    """The form in which a hyperparameter is learned, and its bounds: `linear`, `log` or `logit`."""
 
     kind: str
     low: Any = None  # None: the default for the name
@@ -91,6 +90,7 @@ def linear(low: float | None = None, high: float | None = None) -> Form:
         A form for `fg.self_tuning(..., learn=)`. A step beyond a bound ends at the bound.
 
     Example:
+
         fg.self_tuning(algorithm, learn={"server.momentum": fg.linear(0, 0.99)})
     """
     return Form("linear", low, high)
@@ -108,6 +108,7 @@ def log(low: float | None = None, high: float | None = None) -> Form:
         A form for `fg.self_tuning(..., learn=)`.
 
     Example:
+
         fg.self_tuning(algorithm, learn={"server.learning_rate": fg.log(1e-3, 10)})
     """
     return Form("log", low, high)
@@ -125,6 +126,7 @@ def logit(low: float | None = None, high: float | None = None) -> Form:
         A form for `fg.self_tuning(..., learn=)`.
 
     Example:
+
         fg.self_tuning(algorithm, learn={"server.momentum": fg.logit(0, 1)})
     """
     return Form("logit", low, high)

@@ -38,6 +38,7 @@ def fed_avg(
         An algorithm.
 
     Example:
+
         algorithm = fg.fed_avg(loss, client_learning_rate=0.1, batch_size=10)
 
     Reference: McMahan et al. 2017, "Communication-efficient learning of deep networks from
@@ -59,16 +60,9 @@ def fed_avgm(
     """FedAvgM: server momentum, m = momentum m + Δ, x -= server_learning_rate m.
 
     Args:
-        loss: The loss `(params, batch)`, one number per example.
-        client: Local training, as for `fed_avg`, whose keywords work here, too.
-        server_learning_rate: The learning rate of the server.
-        momentum: The momentum of the server.
-        weighting: How clients are weighted, as for `fed_opt`.
+        momentum: The momentum of the server, a hyperparameter.
 
-    Returns:
-        An algorithm.
-
-    Reference: Hsu et al. 2019.
+    The other arguments are as for `fed_avg`. Reference: Hsu et al. 2019.
     """
     server = optimizer(optax.sgd, learning_rate=server_learning_rate, momentum=momentum)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
@@ -90,18 +84,12 @@ def fed_adam(
     m = b1 m + (1 - b1) Δ;  v = b2 v + (1 - b2) Δ², from v = τ²;  x -= lr m / (sqrt(v) + τ)
 
     Args:
-        loss: The loss `(params, batch)`, one number per example.
-        client: Local training, as for `fed_avg`, whose keywords work here, too.
-        server_learning_rate: The learning rate lr of the server.
         b1: The decay of the first moment m.
         b2: The decay of the second moment v.
         adaptivity: The constant τ; smaller means more adaptive.
-        weighting: How clients are weighted, as for `fed_opt`.
 
-    Returns:
-        An algorithm.
-
-    Reference: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2.
+    The other arguments are as for `fed_avg`. Reference: Reddi et al. 2021, "Adaptive federated
+    optimization", Algorithm 2.
     """
     rates = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "adaptivity": adaptivity}
     server = optimizer(server_optimizers.adaptive, second_moment="adam", **rates)
@@ -164,16 +152,9 @@ def fed_prox(
     """FedProx: clients minimize F_i(w) + proximal_weight/2 |w - w_server|².
 
     Args:
-        loss: The loss `(params, batch)`, one number per example.
-        client: Local training, as for `fed_avg`, whose keywords work here, too.
-        server_learning_rate: The learning rate of the server.
         proximal_weight: The weight of the proximal term, a hyperparameter.
-        weighting: How clients are weighted, as for `fed_opt`.
 
-    Returns:
-        An algorithm.
-
-    Reference: Li et al. 2020.
+    The other arguments are as for `fed_avg`. Reference: Li et al. 2020.
     """
 
     def proximal(params: Params, start: Params, hyper: Hyper) -> Any:
@@ -199,16 +180,9 @@ def per_fed_avg(
     both F are the loss of the step's batch.
 
     Args:
-        loss: The loss `(params, batch)`, one number per example.
-        client: Local training, as for `fed_avg`, whose keywords work here, too.
-        server_learning_rate: The learning rate of the server.
         adaptation_rate: The step size of the adaptation, a hyperparameter.
-        weighting: How clients are weighted, as for `fed_opt`.
 
-    Returns:
-        An algorithm.
-
-    Reference: Fallah et al. 2020.
+    The other arguments are as for `fed_avg`. Reference: Fallah et al. 2020.
     """
 
     def adapted(loss: Loss) -> Gradient:
@@ -295,16 +269,10 @@ def fed_hypergradient(
     It costs no communication, but follows the clients' updates instead of the loss.
 
     Args:
-        loss: The loss `(params, batch)`, one number per example.
-        client: Local training, as for `fed_avg`, whose keywords work here, too.
-        server_learning_rate: The initial learning rate of the server.
+        server_learning_rate: The initial learning rate lr of the server.
         hyper_learning_rate: The step size κ of the rate.
-        weighting: How clients are weighted, as for `fed_opt`.
 
-    Returns:
-        An algorithm.
-
-    Reference: Baydin et al. 2018.
+    The other arguments are as for `fed_avg`. Reference: Baydin et al. 2018.
     """
     server = optimizer(
         server_optimizers.hypergradient_descent,

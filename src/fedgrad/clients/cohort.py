@@ -17,8 +17,7 @@ from fedgrad.core.errors import public
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cohort(ClientData):
-    """A selection of clients from a population. Client code of a program sees each as
-    `fg.Examples`.
+    """A selection of clients from a population, which client code sees as `fg.Examples`.
 
     It holds the population's store (not a copy) and three small vectors, so a new cohort of the
     same size moves no data and compiles nothing.

@@ -122,8 +122,7 @@ class Folder:
         return names
 
     def read(self, clients: np.ndarray, rows: int) -> Any:
-        """Return the examples of these clients, one client after another, in arrays of so many
-        rows.
+        """Return the examples of these clients, one after another, in arrays of so many rows.
 
         Raises `Unreadable`, which has no line of the user's code, because this may run in any
         thread.

@@ -23,7 +23,7 @@ class Handle(ABC):
 
     @abstractmethod
     def origin(self) -> bytes:
-        """Return the bytes that the value is made from, which are the same for all clients."""
+        """Return the source of the value, which is the same for all clients when they begin."""
 
 
 def handles(tree: Any) -> list[Any]:

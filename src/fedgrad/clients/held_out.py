@@ -14,15 +14,16 @@ from fedgrad.core.errors import ArgumentError, known_fields
 @known_fields
 @dataclass(frozen=True)
 class HeldOut:
-    """A rule for the held-out examples of a client: a `fraction` of them, in a random order that
-    depends only on the `seed` and on their number.
+    """A rule that selects the held-out examples of a client.
 
-    Everything that uses the same rule therefore refers to the same examples: an algorithm that
-    trains without them (`fg.holding_out`), an evaluation, hypergradients or a race judged by them.
-    The rule is applied where the examples are, so it works on nodes too. A client keeps at least
-    one example to train on; a client with a single example holds nothing out.
+    It holds out a `fraction` of them, in a random order that depends only on the `seed` and on
+    their number. Everything that uses the same rule therefore refers to the same examples: an
+    algorithm that trains without them (`fg.holding_out`), an evaluation, hypergradients or a race
+    judged by them. The rule is applied where the examples are, so it works on nodes too. A client
+    keeps at least one example to train on; a client with a single example holds nothing out.
 
     Example:
+
         held_out = fg.HeldOut(0.2)
         algorithm = fg.holding_out(fg.fed_avg(loss), held_out)
     """

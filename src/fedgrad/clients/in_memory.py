@@ -42,8 +42,7 @@ class InMemory(Stored):
         return replace(self.everyone, offset=offsets[index], count=counts[index], index=index)
 
     def draws(self, key: Key, size: int, role: str = "cohort") -> Callable[[int], Any]:
-        """Return a function from rounds to cohorts, which puts those of several rounds on the
-        devices together."""
+        """Return a function from rounds to cohorts; those of several rounds are placed together."""
         words, _ = sampling.read_key(key)
         put = sampling.placing(self.sharding)
 
@@ -72,6 +71,7 @@ def population(clients: Sequence[Any]) -> Population:
         CohortError: If the clients differ in structure, shapes or dtypes, or one has no examples.
 
     Example:
+
         clients = fg.population([{"x": np.ones((5, 3))}, {"x": np.ones((8, 3))}])
     """
     arrays, sizes = read_clients(clients)
@@ -94,8 +94,7 @@ def population(clients: Sequence[Any]) -> Population:
 
 @known_arguments()
 def cohort(clients: Sequence[Any]) -> Cohort:
-    """Return a cohort of clients of different sizes, from a list with one entry per client, for one
-    call of a program."""
+    """Return a cohort from a list of clients of any sizes, for one call of a program."""
     return population(clients).everyone
 
 
@@ -124,8 +123,7 @@ def joined(path: Any, clients: Mapping[int, Any], rows: int) -> np.ndarray:
 
 
 def read_clients(clients: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
-    """Return the clients as arrays, and their numbers of examples; refuse clients that do not
-    match."""
+    """Return the clients as arrays, and their numbers of examples; refuse unlike clients."""
     if isinstance(clients, str | os.PathLike):
         raise CohortError.here(
             f"fg.population takes the clients themselves; fg.stored({str(clients)!r}) opens a "

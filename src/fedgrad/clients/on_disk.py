@@ -24,7 +24,7 @@ from fedgrad.core.types import Key
 PORTION = 64 * 2**20  # bytes of examples per portion, for work on all clients
 EVERYONE = 2**30  # the most bytes of examples to load at once
 LOOKED_AT = 64  # the number of clients in some_data
-DEVIATIONS = 6  # a cohort's number of examples is almost never further above its mean
+DEVIATIONS = 6  # standard deviations above a cohort's mean number of examples: nearly all
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,7 @@ def store(path: str | os.PathLike[str], clients: Iterable[Any]) -> Population:
         StoreError: If the folder exists or cannot be written.
 
     Example:
+
         clients = fg.store("clients", ({"x": read(name)} for name in names))
     """
     if isinstance(clients, dict) or not isinstance(clients, Iterable):

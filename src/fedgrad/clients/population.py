@@ -77,8 +77,7 @@ class Population(ClientData):
         return lambda round: self.sample(key, size, round, role)
 
     def portions(self) -> Generator[Any]:
-        """Yield cohorts that together are all clients: one, or several that each fit on a
-        device."""
+        """Yield cohorts that together are all clients: one, or several that fit on a device."""
         yield self.everyone
 
     @property
@@ -97,8 +96,7 @@ class Population(ClientData):
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, rows + jnp.shape(leaf)), one)
 
     def gather(self, states: Any, cohort: Any) -> Any:
-        """Return the states of a cohort from those of all clients, as an argument beside the
-        cohort."""
+        """Return the states of a cohort out of those of all clients, as an argument beside it."""
         return _rows(states, _index(cohort))
 
     def scatter(self, states: Any, cohort: Any, new: Any) -> Any:

@@ -44,8 +44,7 @@ def chosen(key: Key, there: int, wanted: int, round: int, role: str) -> Any:
 
 
 def positions(words: Words, round: int, role: str, there: int, wanted: int) -> np.ndarray:
-    """Return `wanted` different numbers below `there`, drawn uniformly. A smaller `wanted` gives a
-    prefix."""
+    """Return `wanted` different numbers below `there`, uniformly; fewer are a prefix of more."""
     block, row = divmod(round, BLOCK)
     picks = list(_picks(words, block, role, there, wanted)[row])
     # A partial Fisher-Yates shuffle of range(there) that stores only the moved entries.
@@ -85,8 +84,7 @@ def placing(sharding: Any) -> Callable[[Any], Any]:
 
 
 def read_key(key: jax.Array) -> tuple[Words, Callable[[Any], jax.Array]]:
-    """Return the numbers in a key, and a function that makes a key of the same kind from
-    numbers."""
+    """Return the numbers in a key, and a function that makes such a key from numbers."""
     if _is_typed(key):
         data = np.asarray(jax.random.key_data(key))
         wrap = _typed(str(jax.random.key_impl(key)))
@@ -122,8 +120,7 @@ def _wrapping(wrap: Callable[[Any], jax.Array], sharding: Any) -> Callable[[list
 
 @functools.lru_cache(16)
 def _picks(words: Words, block: int, role: str, there: int, wanted: int) -> list[list[int]]:
-    """Return for each round of a block, and for i = 0 ... wanted - 1, a number from i ... there -
-    1."""
+    """Return for each round of a block a number from i ... there - 1, for i = 0 ... wanted - 1."""
     random = np.random.Generator(np.random.PCG64(_seeds(words, block, role, 0)))
     least = np.broadcast_to(np.arange(wanted)[:, None], (wanted, BLOCK))
     return random.integers(least, there).T.tolist()

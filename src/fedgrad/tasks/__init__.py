@@ -1,4 +1,4 @@
-"""Federated learning tasks: data split over clients, a model, a loss, and settings that work."""
+"""Federated learning tasks: data split over clients, a model, a loss, and default settings."""
 
 from fedgrad.tasks import classifier, split
 from fedgrad.tasks.data.source import DataError

@@ -1,4 +1,4 @@
-"""The data of a task, converted once: what `fedgrad data prepare` does."""
+"""Conversion of a task's data, once, for `fedgrad data prepare`."""
 
 import os
 from collections.abc import Mapping
@@ -29,10 +29,24 @@ def prepare(
     seed: int = 0,
     tick: Tick | None = None,
 ) -> dict[str, int]:
-    """Convert the data of a task (as `data=` of the task takes them) to a folder, which is `data=`
-    of the task then. Gives how many clients there are of each part; `tick` is told on the way.
+    """Convert the data of a task to a folder, which the task then takes as `data=`.
 
-    The folder is there when all of it is; if this is interrupted, there is none.
+    The folder appears when it is complete; after an interrupt there is none.
+
+    Args:
+        name: The name of the task.
+        data: The data, as `data=` of the task takes them.
+        out: The new folder.
+        clients: The most clients of each part.
+        validation: The fraction of training clients to set aside for validation.
+        seed: The seed of random choices.
+        tick: A function that is called to report progress.
+
+    Returns:
+        The number of clients of each part.
+
+    Raises:
+        TaskError: If the data cannot be read, or the folder exists.
     """
     if name not in PREPARED:
         raise TaskError.here(f"The task {name!r} has no data to prepare.", name, PREPARED)

@@ -1,8 +1,8 @@
-"""Synthetic(alpha, beta): clients with models, features and sizes of their own.
+"""Synthetic(alpha, beta): clients with their own models, features and sizes.
 
 The generator of FedProx (Li et al., 2020), which the client weighting experiment of the paper uses.
-`alpha` says how much the clients' labelling models differ, `beta` how much their features do, and
-their sizes are log-normal: a few clients hold most of the examples.
+`alpha` controls how much the clients' labeling models differ, `beta` how much their features do.
+Sizes are log-normal: a few clients hold most of the examples.
 """
 
 import math
@@ -22,7 +22,7 @@ FEATURES, CLASSES = 60, 10
 
 @dataclass(frozen=True)
 class SyntheticClient:
-    """One client's examples and the model that labelled them."""
+    """One client's examples and the model that labeled them."""
 
     x: np.ndarray  # examples x 60
     y: np.ndarray  # argmax of x @ weights + bias
@@ -34,7 +34,7 @@ class SyntheticClient:
 def draw(
     alpha: float, beta: float, clients: int, rng: np.random.Generator
 ) -> list[SyntheticClient]:
-    """The clients of Synthetic(alpha, beta), in double precision."""
+    """Return the clients of Synthetic(alpha, beta), in double precision."""
     sizes = rng.lognormal(4.0, 2.0, clients).astype(int) + 50
     model_centers = rng.normal(0.0, alpha, clients)
     feature_centers = rng.normal(0.0, beta, clients)
@@ -51,7 +51,10 @@ def draw(
 
 
 def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 100, seed: int = 0) -> Task:
-    """Softmax regression, from zero, on Synthetic(alpha, beta); 90 % of each client trains."""
+    """Softmax regression on Synthetic(alpha, beta), initialized at zero.
+
+    Each client trains on 90 % of its examples.
+    """
     if not (0 <= alpha < math.inf and 0 <= beta < math.inf):
         raise TaskError.here(
             f"alpha and beta are standard deviations, at least 0, got {alpha} and {beta}."

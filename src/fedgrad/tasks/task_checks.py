@@ -1,4 +1,4 @@
-"""What a task promises, checked when it is made: nothing is computed, only shapes are asked for."""
+"""Checks of a task when it is made; they evaluate shapes and compute nothing."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,13 +20,13 @@ PerExample = Callable[..., Any]
 
 
 class TaskError(FederatedError):
-    """A task is unknown, is not one, or cannot be made as asked for."""
+    """A task is unknown, invalid, or cannot be made with these options."""
 
 
 @known_fields
 @dataclass(frozen=True)
 class Defaults:
-    """Settings with which a task trains well, to start from."""
+    """Settings with which a task trains well, as a starting point."""
 
     cohort_size: int = 10
     batch_size: int = 20
@@ -35,7 +35,7 @@ class Defaults:
 
 
 def require_task(task: Any) -> None:
-    """Refuse what cannot be trained, with the line of the user's code that makes it."""
+    """Refuse a task that cannot be trained, with the line of the user's code that makes it."""
     _require_populations(task)
     _require_defaults(task)
     named = isinstance(task.metrics, Mapping) and all(isinstance(m, str) for m in task.metrics)
@@ -124,13 +124,13 @@ def _require_per_example(what: str, function: Any, params: Any, batch: Any) -> N
 
 def _failed(what: str, function: Any, on: str, error: Exception) -> TaskError:
     if isinstance(error, FederatedError):
-        return TaskError(str(error))  # it says where
+        return TaskError(str(error))  # it names the line already
     reason = str(error).partition("\n")[0]
     return TaskError.here(f"{what}{_at(function)} fails on {on}: {type(error).__name__}: {reason}")
 
 
 def _row_shapes(clients: Population) -> Any:
-    """The shape of one example, where it can be asked for."""
+    """Return the shape of one example, if it is available."""
     if not len(clients):
         return None
     one = clients.select(np.array([0]))
@@ -152,6 +152,6 @@ def _named(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _at(function: Any) -> str:
-    """Where a function was written, if that is known."""
+    """Return the location of a function's source, if known."""
     code = getattr(function, "__code__", None)
     return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""

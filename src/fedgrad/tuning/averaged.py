@@ -54,6 +54,7 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
         An algorithm with an `AveragedState`.
 
     Example:
+
         algorithm = fg.averaged(fg.fed_avg(loss))
 
     Reference: polynomial averaging, Shamir and Zhang 2013.
@@ -87,8 +88,7 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
             return state
         old, new = last_of(state.inner), last_of(inner)
         same = all(map(np.array_equal, jax.tree.leaves(old), jax.tree.leaves(new)))
-        # Training continues from another model, as after the rollback of a race: restart the
-        # average.
+        # Training continues from another model, as after a rollback: restart the average.
         average = state.average if same else _wide(new)
         return replace(state, inner=inner, average=average)
 

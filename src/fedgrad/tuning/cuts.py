@@ -23,7 +23,7 @@ SYNTAX = (
 
 @dataclass(frozen=True)
 class Cuts:
-    """When candidates are judged, and how many remain."""
+    """The cuts of a race: when candidates are judged, and how many remain."""
 
     cuts: Mapping[Any, Left]
     order: list[str]  # of the candidates: the first one wins a tie
@@ -55,8 +55,11 @@ class Cuts:
             )
 
     def ends(self, planned: int) -> list[tuple[int, int, Left]]:
-        """Return for each cut the round after which judging begins, the round of the cut, and how
-        many remain."""
+        """Return (begin, end, left) for each cut.
+
+        Judging begins after round `begin` and ends after round `end`; then `left` candidates
+        remain.
+        """
         lefts: dict[int, Left] = {}
         for part in sorted(self.cuts, key=both):
             # The first round judges the initial model that all share, which carries no information.
@@ -103,8 +106,7 @@ class Cuts:
             return [self.incumbent]
         error = math.sqrt(max(spread, 0) / (rounds - 1))
         # A few rounds may agree by chance. Indifferent clients would rank k candidates in random
-        # order, so that the difference of two ranks has a standard deviation of sqrt(k (k + 1) /
-        # 6).
+        # order; the difference of two ranks then has a standard deviation of sqrt(k (k + 1) / 6).
         k = len(known)
         careless = math.sqrt(k * (k + 1) / 6 / max(votes, 1))
         certain = max(by_chance(rounds - 1) * error, by_chance(math.inf) * careless)

@@ -72,8 +72,8 @@ class Watch:
     began: jax.Array  # the very first loss
     before: Losses
     since: Losses
-    jumps: jax.Array  # summed
-    pairs: jax.Array  # their number
+    jumps: jax.Array  # differences between consecutive losses, summed
+    pairs: jax.Array  # the number of these differences
     undone: jax.Array  # the mean loss of the undone rounds, right after a rollback
 
     @staticmethod
@@ -161,7 +161,6 @@ def rates_of(names: Iterable[str], branch: str) -> list[str]:
 
 
 def eased_by(names: Iterable[str]) -> list[str]:
-    """Return the rates to lower when training got worse: the server's, or the clients' if it has
-    none."""
+    """Return the rates to lower after a rollback: the server's, or the clients' if it has none."""
     known = [*names]
     return rates_of(known, "server") or rates_of(known, "client")

@@ -60,6 +60,7 @@ def fed_auto(
         An algorithm.
 
     Example:
+
         result = fg.fit(fg.fed_auto(loss), clients, params=params, rounds=200, cohort_size=10)
     """
 

@@ -83,8 +83,7 @@ class GradientCohort:
 
     @property
     def cohorts(self) -> Mapping[str, Population | None]:
-        """The extra cohort that a round needs, by argument, and the population that it is drawn
-        from."""
+        """The extra cohort that a round needs, by argument, and the population to draw it from."""
         if isinstance(self.clients, str):
             return {} if self.clients == "same" else {"gradient_cohort": None}
         return {"gradient_cohort": self.clients}

@@ -38,7 +38,7 @@ def guarded(
     # An infinite gradient would be projected onto a bound, which is finite.
     tuned = finite(new.learned) & finite(new.optimizer) & finite(gradient)
     trained = finite(new.inner) & good
-    # The same hyperparameters would lead there again: halve them.
+    # The same hyperparameters would diverge again: halve them.
     back = {n: w.raw(w.value(old.learned[n]) / 2) for n, w in wanted.items()}
     if comparison is not None:
         proven = {n: w.value(old.proven.learned[n]) for n, w in wanted.items()}
@@ -79,8 +79,7 @@ def nothing_proven(learned: dict[str, Any]) -> Proven:
 
 
 def got_worse(loss: jax.Array, found: Comparison, usual: jax.Array) -> jax.Array:
-    """Return whether a model is significantly worse than the one it is compared with, or its loss
-    is not finite."""
+    """Return whether a model is significantly worse than the one before, or its loss not finite."""
     noticed = _noticed(found, usual)
     worse = found.difference > jnp.maximum(CLIENTS_DIFFER * found.error, ROUNDS_DIFFER * noticed)
     # With one client, in the first rounds, there is no estimate of chance yet.
@@ -93,8 +92,7 @@ def _noticed(found: Comparison, usual: jax.Array) -> jax.Array:
 
 def _proven(old: Any, found: Comparison, good: jax.Array, trained: jax.Array) -> Proven:
     was: Proven = old.proven
-    # Clip the change, so that one large change does not make the next one look usual: divergence
-    # grows.
+    # Clip the change: one large change must not make the next one look usual, as divergence grows.
     noticed, size = _noticed(found, was.usual), jnp.abs(found.difference)
     seen = jnp.where(noticed > 0, jnp.minimum(size, 2 * noticed), size)
     mixed = jnp.sqrt(MEMORY * was.usual**2 + (1 - MEMORY) * seen**2)
@@ -112,10 +110,10 @@ def _stepped_back(
     gradient: dict[str, Any],
     good: jax.Array,
 ) -> dict[str, Any]:
-    """Return the learned values with the one to blame stepped back: halved, or set to the value
-    that a good model was trained with if that is smaller.
+    """Return the learned values with the one to blame stepped back.
 
-    To blame is the hyperparameter whose step back would lower the loss most, according to its
+    It is halved, or set to the value that a good model was trained with if that is smaller. To
+    blame is the hyperparameter whose step back would lower the loss most, according to its
     hypergradient. If no step back would, or the hypergradients are not finite, or the loss is not
     the problem, all of them are stepped back.
     """

@@ -1,4 +1,4 @@
-"""How far back a hypergradient looks: one round or many."""
+"""The horizon of a hypergradient: how many rounds it looks back."""
 
 import math
 from collections.abc import Callable
@@ -93,8 +93,7 @@ class Horizon:
         learned: dict[str, Any],
         sensitivity: dict[str, Any],
     ) -> Any:
-        """Run `round(state)` on a state that depends on the learned values through
-        `sensitivity`."""
+        """Run `round(state)` with a state that depends on the learned values by `sensitivity`."""
         if self.rounds == 1:
             return round(state)
         values, tree = jax.tree.flatten(self.followed(state))
@@ -109,9 +108,9 @@ class Horizon:
     def usable(self, sensitivity: Any) -> Any:
         """Return the sensitivity without non-finite entries, which would never recover.
 
-        A NaN is mostly a point where JAX has no derivative (a power of 0) and the state does not
-        depend on it; it is replaced by 0. A sensitivity that has grown to infinity is reset as a
-        whole.
+        A NaN is mostly a point where JAX has no derivative (a power of 0) but its value does not
+        matter to the state; it is replaced by 0. A sensitivity that has grown to infinity is reset
+        as a whole.
         """
         if self.rounds == 1 or sensitivity is None:
             return sensitivity

@@ -56,8 +56,10 @@ Step = Callable[[Past, Hyper, Any, Key, Any], Found]
 
 @dataclass(frozen=True)
 class Parts:
-    """The building blocks of a step. `loss`: (params, before, gradient_cohort) -> (loss, (known,
-    comparison))."""
+    """The building blocks of a step.
+
+    `loss`: (params, before, gradient_cohort) -> (loss, (known, comparison)).
+    """
 
     train: Train
     loss: Program

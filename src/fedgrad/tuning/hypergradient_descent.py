@@ -130,8 +130,7 @@ def hypergradient_descent(
 
 @dataclass(frozen=True, eq=False)
 class HypergradientDescent:
-    """An algorithm whose hyperparameters follow their hypergradients: `init`, `round` and the steps
-    of a round."""
+    """An algorithm whose hyperparameters follow their hypergradients, with the steps of a round."""
 
     algorithm: Algorithm
     forms: Mapping[str, Form]  # of the learned hyperparameters, by dotted name

@@ -51,6 +51,13 @@ def race(
     race monitors its own winner; neither is monitored here. The final, incomplete twentieth is not
     checked.
 
+    The history has `race.loss.NAME` and `race.rank.NAME` of the candidates that race, then
+    `race.won.NAME`: 1, or 0 for a round of the winner that would have ended non-finite and was
+    undone; and `race.pace.NAME`, the factor on its rates: 1, and half as much after each rollback.
+
+    `fg.fit` tells the race the number of rounds; an extended run goes on with the winner. By hand,
+    call `state = race.before_round(state, rounds_done, rounds)` before every round.
+
     Args:
         candidates: Algorithms by name: anything with `init` and `round`, also another race. A
             candidate is judged by its `state.params`, which for `fg.averaged(...)` is the average.
@@ -73,14 +80,13 @@ def race(
             batch)` with one number per example, lower is better, such as minus an accuracy.
 
     Returns:
-        An algorithm. `fg.fit` tells it the number of rounds; an extended run goes on with the
-        winner. By hand, call `state = race.before_round(state, rounds_done, rounds)` before every
-        round. Its history has `race.loss.NAME` and `race.rank.NAME` of the candidates that race,
-        then `race.won.NAME`: 1, or 0 for a round of the winner that would have ended non-finite and
-        was undone; and `race.pace.NAME`, the factor on its rates: 1, and half as much after each
-        rollback.
+        An algorithm.
+
+    Raises:
+        ArgumentError: If the candidates, cuts or changes do not fit together.
 
     Example:
+
         algorithm = fg.race({"avg": fg.fed_avg(loss), "adam": fg.fed_adam(loss)}, {0.25: 1})
     """
     candidates = read_candidates(candidates)

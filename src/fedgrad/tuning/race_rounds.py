@@ -98,8 +98,7 @@ class Race:
         return self.rank(state, played, verdict)
 
     def hyper_of_round(self, state: RaceState, hyper: Hyper) -> Hyper:
-        """Return the hyperparameters after all changes so far, scaled by the pace of a sole
-        candidate."""
+        """Return the hyperparameters after all changes so far, scaled by the pace of a winner."""
         for i, change in enumerate(self.changes.values()):
             for name, values in change.items():
                 old = names_of.paths(hyper[name])
@@ -116,8 +115,7 @@ class Race:
         """Run a round of the only candidate left."""
         ((name, old),) = state.candidates.items()
         new, metrics = self.train(name, old, hyper[name], cohort, key, further)
-        # There is no other candidate to continue with: a non-finite round is undone and reported as
-        # 0.
+        # No other candidate is left: a non-finite round is undone and reported as 0.
         new, kept = undone(old, new)
         metrics = _named(name, metrics)
         extra = {**metrics.extra, f"race.won.{name}": kept.astype(jnp.float32)}
@@ -144,8 +142,8 @@ class Race:
         train, judges, others = cohort, Examples.of(cohort), further
         if self.held_out is not None:
             train, judges = self.held_out.split(judges)
-            # Extra cohorts of the same population must not learn from examples that judge in
-            # another round.
+            # Extra cohorts of this population must not learn from examples that judge in other
+            # rounds.
             others = further | {
                 name: self.held_out.split(Examples.of(further[name]))[0]
                 for name, clients in self.cohorts.items()
@@ -300,8 +298,7 @@ def restore(state: RaceState, done: int, planned: int) -> RaceState:
 
 
 def ranks_of(losses: jax.Array) -> jax.Array:
-    """Return how many are better than each, where a tie counts one half. Diverged models are
-    worst."""
+    """Return how many are better than each; a tie counts one half. Diverged models are worst."""
     known = jnp.where(jnp.isfinite(losses), losses, jnp.inf)
     better = jnp.sum(known[None, :] < known[:, None], axis=1)
     equal = jnp.sum(known[None, :] == known[:, None], axis=1) - 1
@@ -309,8 +306,7 @@ def ranks_of(losses: jax.Array) -> jax.Array:
 
 
 def inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a candidate's own metrics; the metrics of a race inside the race are prefixed with its
-    name."""
+    """Return a candidate's own metrics, where those of a race inside the race get its name."""
     found: dict[str, Any] = {}
     for key, value in extra.items():
         race, kind, rest = (*key.split(".", 2), "", "")[:3]

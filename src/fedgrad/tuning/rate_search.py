@@ -106,8 +106,7 @@ def rate_search(algorithm: Algorithm) -> Algorithm:
 
 @dataclass(frozen=True, eq=False)
 class RateSearch:
-    """An algorithm that races against itself at other rates: `init`, `round`, `before_round` and
-    their steps."""
+    """An algorithm that races against itself at other rates, with the steps of its rounds."""
 
     algorithm: Algorithm
 
@@ -201,8 +200,7 @@ class RateSearch:
 
     @property
     def _plays(self) -> dict[str, Callable[..., tuple[dict[str, Any], Metrics, Any]]]:
-        """The step of each phase, which returns (the phases after it, its metrics, whether it is
-        kept)."""
+        """The step of each phase, which returns (remaining phases, metrics, whether it is kept)."""
         return {"race": self.play_race, "duel": self.play_duel, "alone": self.play_alone}
 
     def play_race(self, state: RateSearchState, hypers: dict[str, Hyper], *args: Any) -> Any:
@@ -291,8 +289,7 @@ def _word(rate: float) -> str:
 
 
 def _refuse_scaled(algorithm: Algorithm) -> None:
-    """Refuse the factor of a schedule, which is not a rate: a grid of rates does not apply to
-    it."""
+    """Refuse the factor of a schedule, which is not a rate: the grid of rates does not apply."""
     scheduled = names_of.schedules(algorithm.hyper)
     for name in names_of.paths(algorithm.hyper):
         rate = name.removesuffix(".factor")

@@ -66,6 +66,7 @@ def self_tuning(
         ArgumentError: If an argument other than `algorithm` is given without `learn`.
 
     Example:
+
         algorithm = fg.self_tuning(fg.fed_adam(loss), learn="server.learning_rate")
     """
     asked = {"optimizer": optimizer, "schedule": schedule, "gradient_from": gradient_from}

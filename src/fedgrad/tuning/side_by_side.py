@@ -36,6 +36,7 @@ def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
         ArgumentError: If the vectors differ in length, or there are none.
 
     Example:
+
         hyper = fg.hyper.replace(algorithm.hyper, {"server.learning_rate": jnp.array([0.1, 1.0])})
         trials = fg.side_by_side(algorithm, hyper)
     """

@@ -26,6 +26,7 @@ def holding_out(algorithm: Algorithm, held_out: HeldOut = A_FIFTH) -> Algorithm:
         An algorithm with the same state and hyperparameters.
 
     Example:
+
         algorithm = fg.holding_out(fg.fed_avg(loss))
     """
     require_rule("fg.holding_out", held_out)

@@ -1,4 +1,4 @@
-"""Values of columns, checked: images, labels, texts. What is wrong is a ValueError."""
+"""Checked values of columns: images, labels, texts. Wrong values raise a ValueError."""
 
 import math
 from typing import Any
@@ -7,11 +7,11 @@ import numpy as np
 
 
 def images(values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Images of this shape, or flat, in bytes; floating-point numbers are from 0 to 1."""
+    """Return images as bytes, from arrays of this shape or flat; floats are from 0 to 1."""
     if not len(values):
         return np.zeros((0, *shape), np.uint8)
     found = np.asarray([np.asarray(value) for value in values])
-    its = tuple(n for n in found.shape[1:] if n > 1)  # one channel is none
+    its = tuple(n for n in found.shape[1:] if n > 1)  # drop a single channel
     if its not in (shape, (math.prod(shape),)):
         raise ValueError(f"images of shape {found.shape[1:]}, not {shape}")
     if np.issubdtype(found.dtype, np.floating):
@@ -24,7 +24,7 @@ def images(values: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def whole(values: Any, below: int, dtype: Any) -> np.ndarray:
-    """Labels: whole numbers from 0 on."""
+    """Return labels: integers from 0 to `below` - 1."""
     found = np.asarray(values)
     if found.shape == (0,):
         return found.astype(dtype)
@@ -36,7 +36,7 @@ def whole(values: Any, below: int, dtype: Any) -> np.ndarray:
 
 
 def text(value: Any) -> str:
-    """Text, which TFF has as bytes."""
+    """Return text, which TFF stores as bytes."""
     if isinstance(value, list | np.ndarray) and not len(value):
         return ""
     if not isinstance(value, str | bytes):

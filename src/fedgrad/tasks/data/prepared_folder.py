@@ -1,6 +1,6 @@
-"""Folders that `fedgrad data prepare` makes: a store of clients for each part, and what they are.
+"""Folders written by `fedgrad data prepare`: a store of clients for each part, and a header.
 
-The folder gets its name when it is whole. Whoever is interrupted leaves nothing that opens.
+The folder gets its name when it is complete; an interrupted conversion leaves nothing that opens.
 """
 
 import json
@@ -22,12 +22,12 @@ PARTS = ("train", "test", "validation")
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether a folder says that it was prepared."""
-    return os.path.isfile(path / HEADER)  # False also where that cannot be seen
+    """Return whether a folder has the header of a prepared one."""
+    return os.path.isfile(path / HEADER)  # False also if the folder is not readable
 
 
 def opened(path: Path, task: str) -> tuple[Population, Population | None, Population | None]:
-    """The clients to train, to test and to validate on; nothing is read but what they are."""
+    """Return the training, test and validation clients; only headers are read."""
     try:
         header = json.loads((path / HEADER).read_text())
         its_task, version, parts = header["task"], header["format"], dict(header["clients"])
@@ -51,7 +51,7 @@ def opened(path: Path, task: str) -> tuple[Population, Population | None, Popula
 
 
 def require_free(path: Path) -> None:
-    """Refuse to write over anything."""
+    """Refuse to overwrite anything."""
     if os.path.lexists(path):
         raise DataError.here(f"{path} exists already. Remove it, or choose another folder.")
 
@@ -59,8 +59,8 @@ def require_free(path: Path) -> None:
 def written(
     path: Path, task: str, clients: Iterable[tuple[str, str, Any]], known: Any
 ) -> dict[str, int]:
-    """Write (part, name, examples) of clients into a folder, and what was learned of all of them.
-    Gives how many clients there are of each part."""
+    """Write (part, name, examples) of clients into a folder, and what was learned from all of them.
+    Return the number of clients of each part."""
     require_free(path)
     counts: dict[str, int] = {}
     try:
