@@ -26,8 +26,8 @@ LONG = 20  # seconds after which timing is not repeated
 
 @dataclass(frozen=True)
 class Training:
-    """What all trials share: the task, the number of rounds, and what is recorded of a run. If
-    trials run side by side, the last axis of the arrays that `record` returns is over trials."""
+    """The common part of all trials: the task, the number of rounds, and what is recorded of a run.
+    If trials run side by side, the last axis of the arrays that `record` returns is over trials."""
 
     task: fg.tasks.Task
     rounds: int

@@ -121,9 +121,9 @@ def _switch(index: Any, backs: Sequence[Any], kept: Any, slopes: list[Any]) -> l
 
 @dataclass(frozen=True, eq=False)
 class _WayBack:
-    """How a branch pulls back, from the values it keeps and the constants that everybody has.
-    Constants are computed again outside of the cond, because a constant that a client received from
-    the cond would tell it which branch the server took."""
+    """The backward pass of a branch, from the values it keeps and the constants that everybody has.
+    Constants are recomputed on the way back: one that a client received as an output of the cond
+    would tell it which branch the server took."""
 
     tree: Any  # the structure of the pull function
     known: list[Any]  # its leaves: known arrays, and None for those that are computed

@@ -80,7 +80,8 @@ class Subject:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What the choice of rules depends on, besides the shapes of the arguments."""
+        """A key for the choice of rules: all that it depends on besides the shapes of the
+        arguments."""
         return tuple((number, type(unit).__name__, _sizes(unit)) for number, unit in self.units)
 
     @property

@@ -29,6 +29,9 @@ EXHAUSTIVE = 3  # up to so many rounds, every vector of rules is traced
 class CostModel:
     """The cost of a plan, by which `mode="auto"` chooses.
 
+    The server's prices are zero by default; then its memory and work decide only between plans that
+    cost the network the same.
+
     Args:
         down: The price of a byte sent to a client.
         up: The price of a byte sent by a client.
@@ -39,9 +42,6 @@ class CostModel:
         client_memory: The bytes that a client can keep between rounds; None is no limit.
         server_memory: The price of a byte of the server's peak memory.
         server_work: The price of one of the server's operations.
-
-    The server's prices are zero by default; then its memory and work decide only between plans that
-    cost the network the same.
     """
 
     down: float = 1.0

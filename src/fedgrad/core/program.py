@@ -208,7 +208,7 @@ def default(executor: Executor) -> Iterator[None]:
         _default.reset(token)
 
 
-# --- what a program says ----------------------------------------------------------------------
+# --- the operations of a program-----------------------------------------------------------------
 
 
 @known_arguments()
@@ -297,6 +297,10 @@ def client_key(key: Key, at: Placement = CLIENTS) -> Key:
 
     The client folds in its own index. In a cohort sampled from a population this is the client's
     index in the population, so its key does not depend on who else was sampled.
+
+    Args:
+        key: A typed key at the server, `jax.random.key(0)`.
+        at: The placement of the clients.
     """
     if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
         raise ArgumentError.here(

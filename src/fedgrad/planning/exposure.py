@@ -34,7 +34,7 @@ _OF_BOUNDED = _MOVES | frozenset(
 
 @dataclass(frozen=True)
 class Trait:
-    """What is known about one value at a client.
+    """Known properties of one value at a client.
 
     `raw`: it is one of the client's arguments, at most moved, picked, or added to and multiplied
     with constants and other arguments. `indexed`: it depends on the client's index, other than

@@ -35,7 +35,7 @@ class Traffic:
 @public
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """What a program does, round by round. `str(plan)` and `plan.draw()` show it."""
+    """The plan of a program, round by round. `str(plan)` and `plan.draw()` show it."""
 
     name: str
     graph: Graph

@@ -51,8 +51,8 @@ class Axis:
 def axis(
     values: Iterable[float], zero: bool = False, unit: Unit = "", logarithmic: bool | None = None
 ) -> Axis:
-    """Return an axis that fits these values with a small margin. Unless `logarithmic` is given, the
-    scale is logarithmic if the largest value exceeds 30 times the smallest."""
+    """Return an axis that fits these values with a small margin. By default the scale is
+    logarithmic if the values are positive, not percentages, and span more than a factor of 30."""
     found = [float(v) for v in values if math.isfinite(v)]
     low, high = min(found, default=0.0), max(found, default=1.0)
     if zero:

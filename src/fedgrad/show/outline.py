@@ -70,7 +70,7 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One body of a loop or a branch."""
+    """One body of a loop, or one branch of a cond."""
 
     label: str
     items: tuple["Work | Round | Frame", ...]

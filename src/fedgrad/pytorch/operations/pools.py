@@ -101,7 +101,7 @@ def _count(n: int, end: tuple[int, ...], with_padding: bool) -> Any:
 
 
 def _adaptive(axes: int, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a pool that splits each axis separately into `output_size` windows as equal as
+    """Return a pool that covers each axis separately by `output_size` windows, as equal as
     possible."""
 
     def pool(x: Any, output_size: Sizes) -> Any:
