@@ -189,8 +189,8 @@ def is_users(file: str) -> bool:
 
 
 def caller() -> str:
-    """Return the position of the user's code that is calling us now: `file.py:41`, or `cell 3, line
-    4` in a notebook."""
+    """Return the line of the user's code that is calling us: `file.py:41`, or `cell 3, line 4` in a
+    notebook."""
     frame = _users_frame()
     return place(frame.f_code.co_filename, frame.f_lineno)
 

@@ -59,8 +59,8 @@ def evaluate(
 
 
 def bodies(loop: Equation, run: Callable[..., list[Any]]) -> list[Callable[..., list[Any]]]:
-    """Return the bodies of a loop as functions of their inputs, run by `run(body, inputs, ...,
-    at=places)`. Their results must be where the loop's outputs are, except for a condition's."""
+    """Return the bodies of a loop as functions that call `run(body, inputs, ..., at=places)`. Their
+    results must be where the loop's outputs are, except for a condition's."""
     places = [v.at for v in loop.outputs]
     wanted = [None, places] if isinstance(loop.control, While) else [places] * len(loop.bodies)
     return [functools.partial(run, b, at=at) for b, at in zip(loop.bodies, wanted, strict=True)]

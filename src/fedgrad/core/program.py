@@ -199,8 +199,12 @@ def default_executor() -> Executor:
 @known_arguments()
 @contextlib.contextmanager
 def default(executor: Executor) -> Iterator[None]:
-    """Set the executor of programs without `.on(...)`: `with
-    fg.executors.default(fg.executors.reference()):`."""
+    """Set the executor of programs without `.on(...)`, within a `with` block.
+
+    Example:
+        with fg.executors.default(fg.executors.reference()):
+            program(x, cohort)
+    """
     token = _default.set(executor)
     try:
         yield
@@ -208,7 +212,7 @@ def default(executor: Executor) -> Iterator[None]:
         _default.reset(token)
 
 
-# --- the operations of a program-----------------------------------------------------------------
+# --- the operations of a program --------------------------------------------------------------
 
 
 @known_arguments()

@@ -30,8 +30,7 @@ class Reference:
     """Runs clients one after another in Python.
 
     Args:
-        observe: A function that is called with everything that is sent: `observe(placement, client,
-            down, up)`.
+        observe: Called with everything that is sent: `observe(placement, client, down, up)`.
         recompute: Whether clients keep nothing between rounds, but compute it again.
         aggregator: How sums are computed.
     """

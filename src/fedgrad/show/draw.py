@@ -148,7 +148,7 @@ class _Picture(Pen):
         parts = [*self.ground, *self.lines, *self.front]
         return document(width, height, title, ". ".join(caption), parts)
 
-    # --- drawing -------------------------------------------------------------------------
+    # --- drawing ---------------------------------------------------------------------------
 
     def ends(self, lane: str, names: list[str], gives: list[str], top: float) -> None:
         """Write the lane's heading and arguments on the left and its results on the right."""

@@ -14,8 +14,9 @@ class Html(str):
 
 
 def element(name: str, /, *content: Content, **attributes: Any) -> Html:
-    """Return an HTML element: `element("p", "a < b", class_="note")` is `<p class="note">a &lt;
-    b</p>`.
+    """Return an HTML element.
+
+    `element("p", "a < b", class_="note")` is `<p class="note">a &lt; b</p>`.
 
     Attributes that are None or False are left out, and True is written without a value. `class_`
     stands for `class` and `data_x` for `data-x`.
