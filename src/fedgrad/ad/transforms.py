@@ -42,6 +42,8 @@ def grad(
 ) -> Program:
     """Return the gradient of a program whose result is one number at the server, as a program.
 
+        dx = fg.grad(loss)(x, cohort)
+
     Args:
         program: The program to differentiate.
         argnums: The arguments to differentiate by, by position or name.
@@ -51,9 +53,6 @@ def grad(
 
     Returns:
         A program with the same arguments. Leaves that are not floating have the derivative None.
-
-    Example:
-        dx = fg.grad(loss)(x, cohort)
     """
     return _derived("grad", program, argnums, mode, has_aux)
 

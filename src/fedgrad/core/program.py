@@ -154,7 +154,11 @@ class Program:
 
 @public
 def program(fun: Callable[..., Any] | None = None, /, **placements: Placement) -> Any:
-    """Decorate a function as a federated program: `@fg.program(z=fg.CLIENTS)`.
+    """Decorate a function as a federated program.
+
+        @fg.program(z=fg.CLIENTS)
+        def mean_distance(x, z):
+            return fg.mean(jnp.abs(fg.broadcast(x) - z))
 
     Args:
         fun: A function, written as the server and one client see it.
@@ -163,11 +167,6 @@ def program(fun: Callable[..., Any] | None = None, /, **placements: Placement) -
 
     Returns:
         An `fg.Program`, which is called like the function.
-
-    Example:
-        @fg.program(z=fg.CLIENTS)
-        def mean_distance(x, z):
-            return fg.mean(jnp.abs(fg.broadcast(x) - z))
     """
     if fun is not None and not callable(fun):
         raise ArgumentError.here(f"@fg.program decorates a function, got {fun!r}.")
@@ -201,7 +200,8 @@ def default_executor() -> Executor:
 def default(executor: Executor) -> Iterator[None]:
     """Set the executor of programs without `.on(...)`, within a `with` block.
 
-    Example:
+    For example, to check a result against the definition:
+
         with fg.executors.default(fg.executors.reference()):
             program(x, cohort)
     """
