@@ -153,10 +153,10 @@ def test_a_figure_follows_the_readers_theme(tmp_path):
     assert {"fill-paper", "stroke-p0", "fill-p0", "stroke-p1", "fill-ink", "fill-quiet"} <= used
     light, dark = style.split("@media (prefers-color-scheme:dark)")
     for name in used - {"fedgrad", "curve", "grid"}:
-        # Every colour has a rule, also for viewers without variables, and a dark one.
-        colour = name.partition("-")[2]
-        assert f".{name}{{" in light.split("@supports")[0] and f"--fg-{colour}:#" in dark
-    # What has no colour of ours would be black, which is unreadable on dark paper.
+        # Every color has a rule, also for viewers without variables, and a dark one.
+        color = name.partition("-")[2]
+        assert f".{name}{{" in light.split("@supports")[0] and f"--fg-{color}:#" in dark
+    # What has no color of ours would be black, which is unreadable on dark paper.
     shapes = [e for e in root.iter() if e.tag.rpartition("}")[2] in ("text", "path", "rect")]
     assert all(re.search(r"\b(fill|stroke)-", e.get("class")) for e in shapes)
 
@@ -355,24 +355,24 @@ def server_results(trials=50, **changes):
     arrays = {"rounds": np.array([100, 200])}
     for on in settings.tasks:
         arrays[f"{on.name}/first loss"] = np.full(trials, 2.0)
-        for initialisation, kind in itertools.product(servers.INITIALISATIONS, servers.KINDS):
+        for initialization, kind in itertools.product(servers.INITIALIZATIONS, servers.KINDS):
             accuracy = np.linspace(0.1, 0.8, trials)
             loss = np.ones(trials)
             if kind != "fixed":
                 accuracy = np.linspace(0.6, 0.85, trials) + 0.001 * (kind == "validation")
-            elif initialisation == servers.DEFAULT:
+            elif initialization == servers.DEFAULT:
                 loss[:3] = np.nan, np.inf, 2.1
             values = {"accuracy": accuracy, "loss": loss, "rejected": np.zeros(trials, int)}
             values |= dict.fromkeys(servers.LEARN, np.full(trials, 0.5))
             for metric, last in values.items():
-                key = servers.key(on.name, initialisation, kind, metric)
+                key = servers.key(on.name, initialization, kind, metric)
                 last = changes.get(key, last)
                 arrays[key] = np.stack([np.zeros(trials), last], axis=1)
             for name in servers.LEARN:
-                arrays[f"{on.name}/{initialisation}/{name}"] = np.full(trials, 0.9)
+                arrays[f"{on.name}/{initialization}/{name}"] = np.full(trials, 0.9)
     facts = {
         "tasks": [on.name for on in settings.tasks],
-        "initialisations": list(servers.INITIALISATIONS),
+        "initializations": list(servers.INITIALIZATIONS),
         "kinds": list(servers.KINDS),
     }
     return Results("server-optimizer", asdict(settings), facts, arrays)
@@ -509,21 +509,21 @@ def test_a_trial_is_what_it_would_be_alone(server_run, kind):
     task = make_task(on.name, **on.options)
     alone = servers.algorithms(settings, task)[kind]
     starts = servers.starts(settings, task)
-    for initialisation, trial, seed in (
+    for initialization, trial, seed in (
         ("random server, random client", 1, 0),
         (servers.DEFAULT, 1, 1),
     ):
-        hyper = {name: float(v[trial]) for name, v in starts[initialisation].items()}
+        hyper = {name: float(v[trial]) for name, v in starts[initialization].items()}
         result = fg.fit(
             alone.starting(hyper), task.train, params=task.init(jax.random.key(seed)), rounds=3,
             cohort_size=3, key=jax.random.key(seed), progress=False,
         )  # fmt: skip
         store = jax.tree.map(lambda x: x[: task.test.counts.sum()], task.test.everyone.store)
         accuracy = task.metrics["accuracy"](result.params, store).mean()
-        key = servers.key("digits", initialisation, kind, "accuracy")
+        key = servers.key("digits", initialization, kind, "accuracy")
         assert results.arrays[key][trial, -1] == pytest.approx(float(accuracy), abs=1e-6)
         if kind != "fixed":
-            rates = results.arrays[servers.key("digits", initialisation, kind, servers.LEARN[0])]
+            rates = results.arrays[servers.key("digits", initialization, kind, servers.LEARN[0])]
             expected = result.history[f"hyper.{servers.LEARN[0]}"]
             np.testing.assert_allclose(rates[trial], expected[[1, 2]], rtol=1e-4)
 
@@ -531,9 +531,9 @@ def test_a_trial_is_what_it_would_be_alone(server_run, kind):
 def test_results_are_in_the_rounds_that_they_say(server_run):
     _, results = server_run
     np.testing.assert_array_equal(results.arrays["rounds"], [2, 3])
-    for initialisation, kind in itertools.product(servers.INITIALISATIONS, COMPARED):
+    for initialization, kind in itertools.product(servers.INITIALIZATIONS, COMPARED):
         for metric in ("loss", "accuracy", *(servers.LEARN if kind == "learned" else ())):
-            values = results.arrays[servers.key("digits", initialisation, kind, metric)]
+            values = results.arrays[servers.key("digits", initialization, kind, metric)]
             assert values.shape == (2, 2)  # trials x evaluations
 
 

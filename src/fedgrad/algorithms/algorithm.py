@@ -68,7 +68,7 @@ class Algorithm:
     init: Init
     round: Program
     hyper: Hyper
-    # (params, batch) -> one loss per example; what is minimised.
+    # (params, batch) -> one loss per example; what is minimized.
     loss: Callable[..., Any]
     # Further cohorts that `round` takes, by argument; None: from the population that is trained on.
     cohorts: Mapping[str, Population | None] = field(

@@ -49,7 +49,7 @@ def fed_dyn(
 ) -> Algorithm:
     """FedDyn (Acar et al. 2021), with m clients and α = `proximal_weight`; client k ends at θ_k:
 
-    θ_k minimises F_k(θ) - <g_k, θ> + α/2 |θ - θ_server|²;   g_k -= α (θ_k - θ_server)
+    θ_k minimizes F_k(θ) - <g_k, θ> + α/2 |θ - θ_server|²;   g_k -= α (θ_k - θ_server)
     h -= α/m Σ (θ_k - θ_server);                             θ_server = mean(θ_k) - h / α
 
     Clients come near θ_k by local training. Each keeps one model, and sends one. Where α is 0, it

@@ -76,7 +76,7 @@ def fed_nova(
     x -= server_learning_rate (Σ p_i |a_i|₁) Σ p_i Δ_i / |a_i|₁
 
     Where all clients take as many steps it is FedAvg; where those with more examples take more, it
-    still minimises the mean of their losses. Clients: SGD, |a_i|₁ is their number of steps; or
+    still minimizes the mean of their losses. Clients: SGD, |a_i|₁ is their number of steps; or
     with momentum, `fg.optimizer(optax.sgd, learning_rate=0.1, momentum=0.9)`.
     """
     local = as_local(client)

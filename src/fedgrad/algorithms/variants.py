@@ -111,7 +111,7 @@ def fed_prox(
     *,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedProx (Li et al. 2020): clients minimise F_i(w) + proximal_weight/2 |w - w_server|²."""
+    """FedProx (Li et al. 2020): clients minimize F_i(w) + proximal_weight/2 |w - w_server|²."""
 
     def proximal(params: Params, start: Params, hyper: Hyper) -> Any:
         return jax.tree.map(lambda w, w0: hyper["proximal_weight"] * (w - w0), params, start)

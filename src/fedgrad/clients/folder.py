@@ -156,7 +156,7 @@ class Folder:
                     raise StoreError.here(f"{self.path}: client {client}{leaf.name}: {why}")
 
     def _runs(self, clients: np.ndarray, size: int) -> Iterator[tuple[int, int, int]]:
-        """What is read at once, neighbours together: in bytes where it is in the file, where it
+        """What is read at once, neighbors together: in bytes where it is in the file, where it
         goes, and how long it is."""
         begin, count = self.offsets[clients], self.counts[clients].astype(np.int64)
         end = begin + count

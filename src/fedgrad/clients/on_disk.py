@@ -194,7 +194,7 @@ class OnDisk(Population):
         return np.cumsum(-np.sort(-self.counts.astype(np.int64)))
 
     def _together(self) -> int:
-        """How many neighbours are worked on together: as many as are not too much anywhere."""
+        """How many neighbors are worked on together: as many as are not too much anywhere."""
         size = max(1, int(len(self) * PORTION / self.bytes))
         starts = np.arange(0, len(self), size)
         while size > 1:

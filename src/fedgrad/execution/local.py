@@ -120,7 +120,7 @@ def _run(
         for v, x in zip(args.values, args.leaves, strict=True)
     ]
     indices = {at: seats[at].seated(index) for at, index in args.indices.items()}
-    walk = _Vectorised(indices, set(args.sizes), seats, devices, chunk)
+    walk = _Vectorized(indices, set(args.sizes), seats, devices, chunk)
     outputs = walk.run(plan.graph, inputs)
     results = [
         seats[value.at].result(x) if is_client(value.at) else whole(x, devices)
@@ -140,7 +140,7 @@ def _is_light(placement: str, args: Arguments, plan: Plan) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Vectorised(Walk):
+class _Vectorized(Walk):
     """Represents a client value as one array with a row per seat."""
 
     indices: dict[str, Any]

@@ -59,7 +59,7 @@ def _require_pure(module: Any, exported: Any) -> None:
         if BATCH_NORM in target and "no_training" not in target:
             raise ArgumentError.here(
                 f"{name} has BatchNorm in training mode ({where(node)}), or without running "
-                "statistics: it normalises by the other examples of a client's batch and changes "
+                "statistics: it normalizes by the other examples of a client's batch and changes "
                 "running statistics, which are not parameters: they would never be averaged. Use "
                 "torch.nn.GroupNorm, which needs neither; or, if it has running statistics, keep "
                 "them as they are: module.eval()."

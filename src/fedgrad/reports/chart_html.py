@@ -84,7 +84,7 @@ def _data(one: Drawn) -> list[dict[str, object]]:
     return [
         {
             "name": c.name,
-            "colour": c.colour,
+            "color": c.color,
             "at": kept(c, lambda x, y: round(across.place(x), 5)),
             "up": kept(c, lambda x, y: round(up.place(y), 4) if math.isfinite(y) else None),
             "x": kept(c, lambda x, y: across.label(x)),

@@ -14,7 +14,7 @@ from fedgrad.show.drawing import Chart, Curve, Look
 from fedgrad.show.markup import Content, Html, element
 from fedgrad.show.numbers import duration, percent
 
-COLOURS = ("p0", "p2", "p1", "p3", "p4")
+COLORS = ("p0", "p2", "p1", "p3", "p4")
 MILESTONES = 6
 SMOOTHED = 20  # a curve that is noisy is averaged over this part of its rounds
 MARKED = 40  # more evaluations than these are no longer marked one by one
@@ -65,7 +65,7 @@ def hyperparameters(run: Run) -> list[Content]:
 
 
 def ordered(run: Run) -> list[str]:
-    """The entries in the order in which they get colours; of trials, the best come first."""
+    """The entries in the order in which they get colors; of trials, the best come first."""
     names = list(run.entries)
     if not run.trials or not run.measured:
         return names
@@ -75,14 +75,14 @@ def ordered(run: Run) -> list[str]:
 
 
 def drawn(run: Run, name: str, series: Series, label: str = "") -> Curve:
-    """A curve in the colour of its entry; of many, those after the fifth are thin."""
+    """A curve in the color of its entry; of many, those after the fifth are thin."""
     place = ordered(run).index(name)
-    known = place < len(COLOURS)
+    known = place < len(COLORS)
     look: Look = "line" if known else "thin"
-    colour = COLOURS[place] if known else "line"
+    color = COLORS[place] if known else "line"
     if run.compared:  # one run alone is blue, whatever it is
-        colour = {LEARNED: "p0", FIXED: "p2"}.get(name, colour)
-    return Curve(label or name, series.rounds, series.values, colour, look, series.band)
+        color = {LEARNED: "p0", FIXED: "p2"}.get(name, color)
+    return Curve(label or name, series.rounds, series.values, color, look, series.band)
 
 
 def _kind(run: Run) -> str:

@@ -15,10 +15,10 @@ for (const plot of document.querySelectorAll(".plot[data-chart]")) {
     }
     return low > 0 && x - list[low - 1] < list[low] - x ? low - 1 : low;
   };
-  const node = (name, text, colour) => {
+  const node = (name, text, color) => {
     const made = document.createElement(name);
     made.textContent = text;
-    if (colour) made.style.background = `var(--fg-${colour})`;
+    if (color) made.style.background = `var(--fg-${color})`;
     return made;
   };
   const show = (index) => {
@@ -34,11 +34,11 @@ for (const plot of document.querySelectorAll(".plot[data-chart]")) {
       // A curve that ends before, or starts after, has nothing to say here.
       if (x < curve.at[0] || x > curve.at[curve.at.length - 1]) continue;
       const line = node("div", "");
-      line.append(node("i", "", curve.colour), `${curve.name} `, node("b", curve.y[i]));
+      line.append(node("i", "", curve.color), `${curve.name} `, node("b", curve.y[i]));
       if (curve.at[i] !== x) line.append(node("small", ` at ${curve.x[i]}`));
       tip.append(line);
       if (curve.up[i] !== null && curve.up[i] >= 0 && curve.up[i] <= 1) {
-        const dot = node("i", "", curve.colour);
+        const dot = node("i", "", curve.color);
         dot.style.bottom = `${100 * curve.up[i]}%`;
         cursor.append(dot);
       }

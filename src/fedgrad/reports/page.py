@@ -1,4 +1,4 @@
-"""A page: everything in one file, in the reader's colours, and nothing is fetched from anywhere."""
+"""A page: everything in one file, in the reader's colors, and nothing is fetched from anywhere."""
 
 import base64
 import hashlib
@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from fedgrad.core.errors import FederatedError
 from fedgrad.show.markup import Content, Html, element, join
-from fedgrad.show.pen import INK, colours
+from fedgrad.show.pen import INK, colors
 
 
 class ReportError(FederatedError):
@@ -58,7 +58,7 @@ def page(
             if live
             else None,
             element("title", title),
-            element("style", Html(_colours() + _file("page.css"))),
+            element("style", Html(_colors() + _file("page.css"))),
         ),
         element("body", body, element("script", Html(script))),
         lang="en",
@@ -130,12 +130,12 @@ def _contents(sections: Sequence[Section]) -> Html:
     return element("nav", [element("a", s.heading, href=f"#{s.anchor}") for s in sections])
 
 
-def _colours() -> str:
+def _colors() -> str:
     classes = "".join(
         f".stroke-{name}{{stroke:var(--fg-{name})}}.fill-{name}{{fill:var(--fg-{name})}}"
         for name in INK
     )
-    return colours(":root", classes)
+    return colors(":root", classes)
 
 
 def _file(name: str) -> str:

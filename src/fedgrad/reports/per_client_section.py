@@ -74,15 +74,15 @@ def _histogram(run: Run, name: str) -> Html:
     if len(there) == 1:
         ((_, spread),) = there
         ends = [_at(spread, i) for i in ((0, -1) if len(spread.rounds) > 1 else (-1,))]
-        colours = ["line", "p0"][-len(ends) :]
-        shown = {label: (v, c) for (label, v), c in zip(ends, colours, strict=True)}
+        colors = ["line", "p0"][-len(ends) :]
+        shown = {label: (v, c) for (label, v), c in zip(ends, colors, strict=True)}
     edges = bins([values for values, _ in shown.values()])
     middles = (edges[:-1] + edges[1:]) / 2
     curves = []
-    for entry, (values, colour) in shown.items():
+    for entry, (values, color) in shown.items():
         share = np.histogram(values, edges)[0] / len(values)
-        curve = Curve(entry, middles, share, colour, "bars")
-        if not colour:
+        curve = Curve(entry, middles, share, color, "bars")
+        if not color:
             whole = drawn(run, entry, Series(middles, share))
             curve = replace(whole, look="bars", band=None)
         curves.append(curve)

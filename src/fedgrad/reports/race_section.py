@@ -15,7 +15,7 @@ from fedgrad.show.markup import Content, element
 from fedgrad.show.numbers import number
 
 LOSS, RANK, WON, PACE = "race.loss.", "race.rank.", "race.won.", "race.pace."
-COLOURS = ("p0", "p1", "p2", "p3", "p4")
+COLORS = ("p0", "p1", "p2", "p3", "p4")
 ABOUT = (
     "Candidates are trained in the same rounds by the same clients. Each client ranks their models "
     "by the loss on examples that are held out (0 is the best); those with the best mean rank in "
@@ -118,8 +118,8 @@ def _shown(race: Race) -> list[Content]:
             name,
             race.losses[name].rounds,
             race.losses[name].values,
-            COLOURS[i] if i < len(COLOURS) else "line",
-            "line" if i < len(COLOURS) else "thin",
+            COLORS[i] if i < len(COLORS) else "line",
+            "line" if i < len(COLORS) else "thin",
         )
         for i, name in enumerate(names)
     ]

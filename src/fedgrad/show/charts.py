@@ -89,7 +89,7 @@ def _legend(curves: Sequence[Curve], whole: float) -> tuple[Html, float]:
         width = 34 + text_width(curve.name, 12)
         if x + width > whole and parts:
             x, y = LABELS + GAP, y + 20
-        parts += [stroke(curve, key(curve, x, y - 4)), words(x + 32, y, curve.name, colour="quiet")]
+        parts += [stroke(curve, key(curve, x, y - 4)), words(x + 32, y, curve.name, color="quiet")]
         x += width + 12
     return element("g", parts), y + 10 if parts else 0
 

@@ -110,7 +110,7 @@ class _Picture(Pen):
 
     def document(self) -> str:
         shown, lanes = self.shown, list(self.shown.lanes)
-        self.colour = {lane: f"p{0 if i == 0 else (i - 1) % 4 + 1}" for i, lane in enumerate(lanes)}
+        self.color = {lane: f"p{0 if i == 0 else (i - 1) % 4 + 1}" for i, lane in enumerate(lanes)}
         names = {lane: _ends(shown.arguments[lane]) for lane in lanes}
         gives = {lane: _ends(shown.results[lane]) for lane in lanes}
         heads = [text_width(shown.lanes[lane], 13, bold=True) for lane in lanes]
@@ -133,7 +133,7 @@ class _Picture(Pen):
             high = BOX + 2 * PAD + max(below, more)
             self.y[lane] = y + PAD + BOX / 2
             self.rect("lane", PAD, y, width - 2 * PAD, high, 8)
-            self.rect(self.colour[lane], PAD, y, 4, high, 2)
+            self.rect(self.color[lane], PAD, y, 4, high, 2)
             self.ends(lane, names[lane], gives[lane], y)
             y += high + 46
         self.bottom = y - 46 + PAD
@@ -152,12 +152,12 @@ class _Picture(Pen):
 
     def ends(self, lane: str, names: list[str], gives: list[str], top: float) -> None:
         """Write the lane's heading and arguments on the left and its results on the right."""
-        self.write(2 * PAD + 4, top + 22, self.shown.lanes[lane], 13, self.colour[lane], bold=True)
+        self.write(2 * PAD + 4, top + 22, self.shown.lanes[lane], 13, self.color[lane], bold=True)
         y, first = self.y[lane], top + 42
         for i, name in enumerate(names):
             self.write(2 * PAD + (22 if lane != SERVER else 4), first + LINE * i, name, 11, "ink")
         if names and lane != SERVER:
-            self.store(2 * PAD + 5, first - 10, self.colour[lane])
+            self.store(2 * PAD + 5, first - 10, self.color[lane])
         if lane == SERVER:
             # Branches are drawn side by side, but nothing flows from one to the next.
             ways = [f for f in self.at.depth if f.kind == "cond"]
@@ -165,7 +165,7 @@ class _Picture(Pen):
             for x, end in zip([self.left, *starts], [*starts, self.right], strict=True):
                 cut, stop = PAD * (x != self.left), PAD * (end != self.right)
                 arrow = bool(stop or gives)
-                self.line([(x + cut, y), (end - stop, y)], self.colour[lane], arrow)
+                self.line([(x + cut, y), (end - stop, y)], self.color[lane], arrow)
         lowest = y + 4 - LINE * (min(len(gives), 2) - 1) / 2
         for i, name in enumerate(gives):
             self.write(self.right + 8, lowest + LINE * i, name, 11, "ink")
@@ -187,25 +187,25 @@ class _Picture(Pen):
 
     def visit(self, visit: Visit) -> None:
         (left, right), lane = self.at.spans[visit], visit.placement
-        y, colour, server = self.y[lane], self.colour[lane], self.y[SERVER]
+        y, color, server = self.y[lane], self.color[lane], self.y[SERVER]
         self.box(visit.work, left, right, lane)
         label = y - BOX / 2 - PAD - 30  # in the space above the lane
         if visit.down:
             x = left + INSET
-            self.line([(x, server), (x, y - BOX / 2)], colour)
-            self.dot(x, server, colour)
+            self.line([(x, server), (x, y - BOX / 2)], color)
+            self.dot(x, server, color)
             self.sizes(x + 7, label, visit.down, "start")
         if visit.up:
             x = right - INSET
-            self.line([(x, y - BOX / 2), (x, server + 9)], colour)
-            self.sum(x, server, colour)
+            self.line([(x, y - BOX / 2), (x, server + 9)], color)
+            self.sum(x, server, color)
             self.sizes(x - 7, label, visit.up, "end")
         if visit.own:
             x, below = (left + right) / 2, y + BOX / 2
             name = shortened(", ".join(visit.own))
             start = x - text_width(name, 11) / 2 - 2
-            self.line([(start, below + 14), (start, below)], colour)
-            self.store(start - 5.5, below + 14, colour)
+            self.line([(start, below + 14), (start, below)], color)
+            self.store(start - 5.5, below + 14, color)
             self.write(start + 11, below + 24, name, 11, "ink")
 
     def frame(self, frame: Frame) -> None:
@@ -229,7 +229,7 @@ class _Picture(Pen):
     def link(self, link: Link, track: int | None) -> None:
         """Draw what a client keeps: straight to the next box, or below the boxes in between."""
         start, end = self.reach(link)
-        y, colour = self.y[link.placement], self.colour[link.placement]
+        y, color = self.y[link.placement], self.color[link.placement]
         stays = link.end is None
         path = [(start, y), (end, y)]
         if track is not None:
@@ -243,7 +243,7 @@ class _Picture(Pen):
             else:
                 path += [(end - INSET, low), (end - INSET, y), (end, y)]
             y = low
-        self.line(path, colour, dash=not stays)
+        self.line(path, color, dash=not stays)
         if isinstance(link.start, Part):
             return  # the link at the other end of this iteration is labeled with the size
         column = self.at.column[link.start] if isinstance(link.start, Visit) else (start, start)
@@ -282,7 +282,7 @@ class _Picture(Pen):
 
     def box(self, work: Work, left: float, right: float, lane: str) -> None:
         y, middle = self.y[lane], (left + right) / 2
-        self.rect("box", left, y - BOX / 2, right - left, BOX, 5, self.colour[lane], work.title)
+        self.rect("box", left, y - BOX / 2, right - left, BOX, 5, self.color[lane], work.title)
         if work.title:
             self.write(middle, y - 3, shortened(work.title), 12, "ink", "middle", mono=True)
         self.write(middle, y + (13 if work.title else 4), work.detail, 11, "quiet", "middle")

@@ -33,13 +33,13 @@ FAR = 8.0  # curves that leave the range of the first curve by this factor are c
 @dataclass(frozen=True)
 class Curve:
     """Values over x. Values that are not finite are left out. `band` is the low and the high end of
-    a range around the values, `colour` is one of p0 to p4 or line, and `marks` draws a dot at each
+    a range around the values, `color` is one of p0 to p4 or line, and `marks` draws a dot at each
     value. Bars stand side by side and reach from 0 to the value."""
 
     name: str
     x: Numbers
     y: Numbers
-    colour: str = "p0"
+    color: str = "p0"
     look: Look = "line"
     band: tuple[Numbers, Numbers] | None = None
     marks: bool = False
@@ -92,13 +92,13 @@ class Drawn:
         ends = [(x, y) for x, y in [*low, *reversed(top)] if math.isfinite(y)]
         points = [self._place(x, y, wide, high) for x, y in ends]
         return element(
-            "path", class_=f"fill-{curve.colour}", opacity=0.18, d=f"M{'L'.join(points)}Z"
+            "path", class_=f"fill-{curve.color}", opacity=0.18, d=f"M{'L'.join(points)}Z"
         )
 
     def _marks(self, curve: Curve, wide: float, high: float) -> Html:
         there = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(y)]
         d = "".join(f"M{self._place(x, y, wide, high)}h0" for x, y in there)
-        return element("path", class_=f"curve stroke-{curve.colour}", **MARK, d=d)
+        return element("path", class_=f"curve stroke-{curve.color}", **MARK, d=d)
 
     def _bars(self, curve: Curve, wide: float, high: float) -> Html:
         x = [float(v) for v in curve.x]
@@ -110,7 +110,7 @@ class Drawn:
             for v, y in zip(x, curve.y, strict=True)
             if y
         )
-        return element("path", class_=f"fill-{curve.colour}", opacity=BARS, d=d)
+        return element("path", class_=f"fill-{curve.color}", opacity=BARS, d=d)
 
     def _path(self, curve: Curve, wide: float, high: float) -> Html:
         if curve.look == "bars":
@@ -154,9 +154,9 @@ def named(curves: Iterable[Curve]) -> list[Curve]:
 def stroke(curve: Curve, d: str) -> Html:
     """Return a path with the color and the line style of this curve."""
     if curve.look == "bars":
-        return element("path", class_=f"fill-{curve.colour}", opacity=BARS, d=d)
+        return element("path", class_=f"fill-{curve.color}", opacity=BARS, d=d)
     look = ENDS | LOOKS[curve.look]
-    return element("path", class_=f"curve stroke-{curve.colour}", **look, d=d)
+    return element("path", class_=f"curve stroke-{curve.color}", **look, d=d)
 
 
 def heights(curve: Curve) -> Iterator[float]:

@@ -53,20 +53,20 @@ class Pen:
     lines: list[str] = field(default_factory=list)
     front: list[str] = field(default_factory=list)
 
-    def sum(self, x: float, y: float, colour: str) -> None:
+    def sum(self, x: float, y: float, color: str) -> None:
         self.front.append(
-            f'<circle class="fill-box stroke-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="9" '
+            f'<circle class="fill-box stroke-{color}" cx="{x:.1f}" cy="{y:.1f}" r="9" '
             'stroke-width="1.4"/>'
         )
-        self.write(x, y + 4, "Σ", 11, colour, "middle", bold=True)
+        self.write(x, y + 4, "Σ", 11, color, "middle", bold=True)
 
-    def dot(self, x: float, y: float, colour: str) -> None:
-        self.front.append(f'<circle class="fill-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+    def dot(self, x: float, y: float, color: str) -> None:
+        self.front.append(f'<circle class="fill-{color}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
 
-    def store(self, x: float, y: float, colour: str) -> None:
+    def store(self, x: float, y: float, color: str) -> None:
         """Draw the symbol for a client's own data."""
         self.front.append(
-            f'<path class="fill-box stroke-{colour}" stroke-width="1.2" d="M{x:.1f} {y + 2:.1f}'
+            f'<path class="fill-box stroke-{color}" stroke-width="1.2" d="M{x:.1f} {y + 2:.1f}'
             'v8a5.5 2.2 0 0 0 11 0v-8a5.5 2.2 0 0 0 -11 0a5.5 2.2 0 0 0 11 0"/>'
         )
 
@@ -82,19 +82,19 @@ class Pen:
         )
 
     def line(
-        self, points: Sequence[Point], colour: str, arrow: bool = True, dash: bool = False
+        self, points: Sequence[Point], color: str, arrow: bool = True, dash: bool = False
     ) -> None:
         dashes = ' stroke-dasharray="4 3"' if dash else ""
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         self.lines.append(
-            f'<path class="stroke-{colour}" fill="none" stroke-width="1.4"{dashes} d="M{path}"/>'
+            f'<path class="stroke-{color}" fill="none" stroke-width="1.4"{dashes} d="M{path}"/>'
         )
         if arrow:  # a separate path, because not every viewer draws markers
             (a, b), (x, y) = points[-2:]
             across = f"l{-7 if x > a else 7} -3.5v7z"
             along = f"l-3.5 {-7 if y > b else 7}h7z"
             head = f"M{x:.1f} {y:.1f}{across if x != a else along}"
-            self.lines.append(f'<path class="fill-{colour}" d="{head}"/>')
+            self.lines.append(f'<path class="fill-{color}" d="{head}"/>')
 
     def write(self, *args: Any, **options: Any) -> None:
         """Write text at a position; see `words`."""
@@ -102,7 +102,7 @@ class Pen:
 
 
 def words(
-    x: float, y: float, string: str, size: float = 12, colour: str = "ink",
+    x: float, y: float, string: str, size: float = 12, color: str = "ink",
     anchor: str = "start", bold: bool = False, mono: bool = False, upright: bool = True,
 ) -> Html:  # fmt: skip
     """Return text that starts, is centered or ends at a position, depending on `anchor`."""
@@ -110,7 +110,7 @@ def words(
     style += ' font-weight="600"' if bold else ""
     style += "" if upright else f' transform="rotate(-90 {x:.1f} {y:.1f})"'
     return Html(
-        f'<text class="fill-{colour}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
+        f'<text class="fill-{color}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
         f'text-anchor="{anchor}"{style}>{escape(string)}</text>'
     )
 
@@ -143,11 +143,11 @@ def style() -> str:
             for n, (light, _) in INK.items()
         )
 
-    used = colours("svg.fedgrad", rules("var(--fg-{n})"))
+    used = colors("svg.fedgrad", rules("var(--fg-{n})"))
     return f"{rules('{light}')}@supports (fill:var(--a)){{{used}}}"
 
 
-def colours(element: str, rules: str) -> str:
+def colors(element: str, rules: str) -> str:
     """Return style rules that use our colors, light or dark as the reader's system prefers."""
     turned = f"@media (prefers-color-scheme:dark){{{element}{{{_values(1)}}}}}"
     return f"{element}{{{_values(0)}}}{turned}{rules}"
@@ -176,4 +176,4 @@ def _image(svg: str) -> str:
 
 
 def _values(dark: int) -> str:
-    return "".join(f"--fg-{name}:{colour[dark]};" for name, colour in INK.items())
+    return "".join(f"--fg-{name}:{color[dark]};" for name, color in INK.items())

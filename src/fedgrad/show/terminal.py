@@ -34,13 +34,13 @@ def box(heading: str, content: list[Any], double: bool = False, width: int | Non
     )
 
 
-def printed(*things: Any, width: int = 110, colours: bool = False) -> Any:
-    """Return a console with these things printed; with `colours` it records them for
+def printed(*things: Any, width: int = 110, colors: bool = False) -> Any:
+    """Return a console with these things printed; with `colors` it records them for
     `export_html`."""
     from rich.console import Console
 
-    plain: Any = {} if colours else {"color_system": None}
-    console = Console(file=io.StringIO(), width=width, record=colours, force_jupyter=False, **plain)
+    plain: Any = {} if colors else {"color_system": None}
+    console = Console(file=io.StringIO(), width=width, record=colors, force_jupyter=False, **plain)
     for thing in things:
         console.print(thing, markup=False, highlight=False)
     return console
@@ -53,7 +53,7 @@ def plain(*things: Any, width: int = 110) -> str:
 
 def notebook(*things: Any) -> str:
     """Return these things as HTML with colors, for a notebook."""
-    return str(printed(*things, colours=True).export_html(inline_styles=True, code_format=_BLOCK))
+    return str(printed(*things, colors=True).export_html(inline_styles=True, code_format=_BLOCK))
 
 
 def monospace(text: str) -> str:

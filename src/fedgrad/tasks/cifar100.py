@@ -1,4 +1,4 @@
-"""Small colour images, 100 classes: the pre-activation ResNet-18 with GroupNorm."""
+"""Small color images, 100 classes: the pre-activation ResNet-18 with GroupNorm."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ class Form:
     pooled: bool  # after it
     channels: tuple[int, ...]  # of each stage
     blocks: int  # in each stage
-    groups: int  # of a normalisation
+    groups: int  # of a normalization
     averaged: bool  # over all places before the classes are scored; else each place counts
 
 
@@ -65,7 +65,7 @@ def init(key: Key, form: Form = SIZES["paper"]) -> Params:
                 "norm_2": layers.group_norm_init(outputs),
                 "conv_2": _he(next(keys), 3, outputs, outputs),
             }
-            if stages or stage:  # the very first block follows a normalisation
+            if stages or stage:  # the very first block follows a normalization
                 block["norm_1"] = layers.group_norm_init(inputs)
             if inputs != outputs:
                 block["shortcut"] = _he(next(keys), 1, inputs, outputs)

@@ -74,9 +74,9 @@ def group_norm(layer: Layer, x: jax.Array, groups: int = 32, epsilon: float = 1e
     n, rows, columns, channels = x.shape
     grouped = x.reshape(n, rows, columns, groups, channels // groups)
     mean = jnp.mean(grouped, (1, 2, 4), keepdims=True)
-    centred = grouped - mean
-    variance = jnp.mean(centred**2, (1, 2, 4), keepdims=True)
-    normal = (centred * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
+    centered = grouped - mean
+    variance = jnp.mean(centered**2, (1, 2, 4), keepdims=True)
+    normal = (centered * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
     return _shifted(normal * jnp.broadcast_to(layer["scale"], x.shape), layer["bias"])
 
 

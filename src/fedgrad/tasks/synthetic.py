@@ -36,18 +36,18 @@ def draw(
 ) -> list[SyntheticClient]:
     """The clients of Synthetic(alpha, beta), in double precision."""
     sizes = rng.lognormal(4.0, 2.0, clients).astype(int) + 50
-    model_centres = rng.normal(0.0, alpha, clients)
-    feature_centres = rng.normal(0.0, beta, clients)
+    model_centers = rng.normal(0.0, alpha, clients)
+    feature_centers = rng.normal(0.0, beta, clients)
     deviation = np.sqrt(np.arange(1, FEATURES + 1) ** -1.2)
 
-    def client(size: int, u: float, centre: float) -> SyntheticClient:
-        mean = rng.normal(centre, 1.0, FEATURES)
+    def client(size: int, u: float, center: float) -> SyntheticClient:
+        mean = rng.normal(center, 1.0, FEATURES)
         weights = rng.normal(u, 1.0, (FEATURES, CLASSES))
         bias = rng.normal(u, 1.0, CLASSES)
         x = mean + deviation * rng.standard_normal((size, FEATURES))
         return SyntheticClient(x, np.argmax(x @ weights + bias, axis=1), mean, weights, bias)
 
-    return [client(*each) for each in zip(sizes, model_centres, feature_centres, strict=True)]
+    return [client(*each) for each in zip(sizes, model_centers, feature_centers, strict=True)]
 
 
 def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 100, seed: int = 0) -> Task:

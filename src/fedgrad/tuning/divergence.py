@@ -142,7 +142,7 @@ class Watch:
         if more < LEAST or pairs < LEAST - 1 or not math.isfinite(old):
             return False
         # How far losses are from one to the next tells how much they differ by chance, also where
-        # they fall: 2 / sqrt(pi) deviations, if they are normal. Neighbours overlap, so that it is
+        # they fall: 2 / sqrt(pi) deviations, if they are normal. Neighbors overlap, so that it is
         # known about as well as by half as many that do not. Those of the last rounds do not count:
         # what falls apart does it by and by.
         deviation = math.sqrt(math.pi) / 2 * float(self.jumps) / pairs

@@ -1,4 +1,4 @@
-"""Many trials of one algorithm at once, on the same clients: vectorised over hyperparameters."""
+"""Many trials of one algorithm at once, on the same clients: vectorized over hyperparameters."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -78,6 +78,6 @@ def _over_rounds(
 
 def _curve(name: str, rounds: np.ndarray, values: Any) -> fg.charts.Curve:
     """Draw the mean over seeds, with a band of one standard deviation to each side."""
-    label, colour, look = STYLES[name]
+    label, color, look = STYLES[name]
     mean, deviation = values.mean(0), values.std(0)
-    return fg.charts.Curve(label, rounds, mean, colour, look, (mean - deviation, mean + deviation))
+    return fg.charts.Curve(label, rounds, mean, color, look, (mean - deviation, mean + deviation))

@@ -62,18 +62,18 @@ def _panel(results: Results, task: str) -> fg.charts.Chart | None:
     if not {"fedavgm", "auto"} <= found.keys():
         return None
     curves = []
-    for name, (title, colour) in SHOWN.items():
+    for name, (title, color) in SHOWN.items():
         if name in found:
             one = found[name]
             at = np.full(len(one), one.bytes)
-            curves.append(fg.charts.Curve(title, at, one.accuracy, colour, "dots"))
-    for name, (colour, look) in STROKES.items():
+            curves.append(fg.charts.Curve(title, at, one.accuracy, color, "dots"))
+    for name, (color, look) in STROKES.items():
         if name in found:
             best = best_of(np.fmax(found[name].accuracy, found[name].last))
             n = np.arange(1, len(found[name]) + 1)
             title = f"best of n fixed {FIXED[name]}"
             band = (best.low, best.high) if name == "fedavgm" else None
-            curves.append(fg.charts.Curve(title, n, best.mean, colour, look, band))
+            curves.append(fg.charts.Curve(title, n, best.mean, color, look, band))
     most = max(2.0, *(float(np.max(curve.x)) for curve in curves))
     if FIXED.keys() <= found.keys():
         line = np.full(2, sweep(found))

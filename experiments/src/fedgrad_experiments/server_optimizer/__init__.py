@@ -10,7 +10,7 @@ SERVER_OPTIMIZER = Experiment(
     name="server-optimizer",
     description=(
         "FedAvgM with server learning rate and momentum fixed against learned, on digits and "
-        "Synthetic(1, 1): four initialisations, 50 trials of each, the best of n trials."
+        "Synthetic(1, 1): four initializations, 50 trials of each, the best of n trials."
     ),
     sizes={
         "quick": Settings(

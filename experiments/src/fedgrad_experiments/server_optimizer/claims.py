@@ -26,7 +26,7 @@ def claims(results: Results) -> list[Claim]:
         _matches_always(results),
         _a_tenth_of_the_trials(results),
         _fewer_diverge(results),
-        *([_generalises(results)] if "validation" in results.facts["kinds"] else []),
+        *([_generalizes(results)] if "validation" in results.facts["kinds"] else []),
         _shapes(results),
     ]
 
@@ -51,14 +51,14 @@ def _higher_maximum(results: Results) -> Claim:
 
 def _matches_always(results: Results) -> Claim:
     parts, holds = [], True
-    for task, initialisation in _cases(results):
-        fixed, learned = _pair(results, task, initialisation)
+    for task, initialization in _cases(results):
+        fixed, learned = _pair(results, task, initialization)
         gap = learned.best.mean - fixed.best.mean
         worst = int(gap.argmin())
         holds &= bool(gap[worst] >= -MATCHES)
         as_good = np.mean(learned.accuracy >= fixed.accuracy - MATCHES)
         parts.append(
-            f"{task}, {initialisation}: {100 * gap[worst]:+.1f} at worst (n = {worst + 1}), "
+            f"{task}, {initialization}: {100 * gap[worst]:+.1f} at worst (n = {worst + 1}), "
             f"{100 * gap[0]:+.1f} for n = 1, as good in {100 * as_good:.0f} % of the trials"
         )
     return Claim(
@@ -71,14 +71,14 @@ def _matches_always(results: Results) -> Claim:
 
 def _a_tenth_of_the_trials(results: Results) -> Claim:
     parts, holds = [], True
-    for task, initialisation in _cases(results):
-        if initialisation == DEFAULT:
+    for task, initialization in _cases(results):
+        if initialization == DEFAULT:
             continue
-        fixed, learned = _pair(results, task, initialisation)
+        fixed, learned = _pair(results, task, initialization)
         trials = len(fixed.accuracy)
         needed = trials_to_reach(learned.best.mean, fixed.best.mean[-1])
         holds &= needed is not None and needed <= ABOUT_A_TENTH * trials
-        parts.append(f"{task}, {initialisation}: {needed or f'more than {trials}'} of {trials}")
+        parts.append(f"{task}, {initialization}: {needed or f'more than {trials}'} of {trials}")
     return Claim(
         "Learned reaches the best of all fixed trials with about a tenth of the trials.",
         holds,
@@ -103,14 +103,14 @@ def _fewer_diverge(results: Results) -> Claim:
     )
 
 
-def _generalises(results: Results) -> Claim:
+def _generalizes(results: Results) -> Claim:
     parts, gaps = [], []
-    for task, initialisation in _cases(results):
-        ours = [outcome(results, task, initialisation, k) for k in ("validation", "learned")]
+    for task, initialization in _cases(results):
+        ours = [outcome(results, task, initialization, k) for k in ("validation", "learned")]
         gap = ours[0].accuracy - ours[1].accuracy
         gaps.append(gap)
         parts.append(
-            f"{task}, {initialisation}: {100 * gap.mean():+.2f} in the mean, better in "
+            f"{task}, {initialization}: {100 * gap.mean():+.2f} in the mean, better in "
             f"{np.sum(gap > 0)} and worse in {np.sum(gap < 0)} of {len(gap)}"
         )
     every = np.concatenate(gaps)
@@ -152,11 +152,11 @@ def _dips_rises_decays(values: np.ndarray) -> bool:
 
 
 def _cases(results: Results) -> list[tuple[str, str]]:
-    return [(t, i) for t in results.facts["tasks"] for i in results.facts["initialisations"]]
+    return [(t, i) for t in results.facts["tasks"] for i in results.facts["initializations"]]
 
 
-def _pair(results: Results, task: str, initialisation: str) -> tuple[Outcome, Outcome]:
+def _pair(results: Results, task: str, initialization: str) -> tuple[Outcome, Outcome]:
     return (
-        outcome(results, task, initialisation, "fixed"),
-        outcome(results, task, initialisation, "learned"),
+        outcome(results, task, initialization, "fixed"),
+        outcome(results, task, initialization, "learned"),
     )

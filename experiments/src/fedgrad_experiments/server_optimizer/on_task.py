@@ -88,7 +88,7 @@ def on_task(task: str, options: Mapping[str, Any]) -> Experiment:
         name="server-optimizer",
         description=(
             f"FedAvgM on {task}, with server learning rate and momentum fixed against learned: "
-            "four initialisations, the best of n trials."
+            "four initializations, the best of n trials."
         ),
         sizes=sizes,
         run=run_it,

@@ -39,23 +39,23 @@ class Outcome:
         return best_of(self.accuracy)
 
 
-def outcome(results: Results, task: str, initialisation: str, kind: str) -> Outcome:
+def outcome(results: Results, task: str, initialization: str, kind: str) -> Outcome:
     """Return the final results of all trials. A model that is not finite predicts nothing: its
     accuracy is 0."""
 
     def of(metric: str) -> np.ndarray:
-        return results.arrays[key(task, initialisation, kind, metric)]
+        return results.arrays[key(task, initialization, kind, metric)]
 
     first, last = results.arrays[f"{task}/first loss"], of("loss")[:, -1]
-    first = first if initialisation == DEFAULT else first[0]  # trials side by side share a seed
+    first = first if initialization == DEFAULT else first[0]  # trials side by side share a seed
     finite = np.isfinite(last)
-    stepped_in = key(task, initialisation, kind, "rejected") in results.arrays
+    stepped_in = key(task, initialization, kind, "rejected") in results.arrays
     rejected = of("rejected")[:, -1] if stepped_in else np.zeros(len(last), int)
     accuracy = np.where(finite, of("accuracy")[:, -1], 0.0)
     return Outcome(accuracy, ~finite | (np.where(finite, last, 0) > first), rejected)
 
 
-def trajectories(results: Results, task: str, initialisation: str, name: str) -> np.ndarray:
+def trajectories(results: Results, task: str, initialization: str, name: str) -> np.ndarray:
     """Return a learned hyperparameter of each trial from its start: trials x (1 + evaluations)."""
-    start = results.arrays[f"{task}/{initialisation}/{name}"]
-    return np.column_stack([start, results.arrays[key(task, initialisation, "learned", name)]])
+    start = results.arrays[f"{task}/{initialization}/{name}"]
+    return np.column_stack([start, results.arrays[key(task, initialization, "learned", name)]])

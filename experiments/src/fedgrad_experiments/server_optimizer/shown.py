@@ -79,14 +79,14 @@ def best_accuracy(every: Iterable[Results]) -> Table:
 
 def _table(results: Results, task: str) -> Table:
     rows = []
-    for initialisation in results.facts["initialisations"]:
-        fixed = outcome(results, task, initialisation, "fixed")
+    for initialization in results.facts["initializations"]:
+        fixed = outcome(results, task, initialization, "fixed")
         for kind in results.facts["kinds"]:
-            one = outcome(results, task, initialisation, kind)
+            one = outcome(results, task, initialization, kind)
             needed = trials_to_reach(one.best.mean, fixed.best.mean[-1])
             rows.append(
                 [
-                    f"{initialisation}: {TITLES[kind]}",
+                    f"{initialization}: {TITLES[kind]}",
                     f"{100 * one.accuracy.max():.1f}",
                     f"{100 * np.median(one.accuracy):.1f}",
                     f"{100 * one.accuracy.mean():.1f}",
@@ -110,22 +110,22 @@ def _table(results: Results, task: str) -> Table:
 def _figure(
     results: Results, rows: Iterable[str], draw: Callable[[Results, str, str], fg.charts.Chart]
 ) -> fg.charts.Figure:
-    columns = results.facts["initialisations"]
-    made = [[draw(results, row, initialisation) for initialisation in columns] for row in rows]
+    columns = results.facts["initializations"]
+    made = [[draw(results, row, initialization) for initialization in columns] for row in rows]
     return fg.charts.Figure([row if row[0].y_axis else fg.charts.alike(row) for row in made])
 
 
-def _best_of_n(results: Results, task: str, initialisation: str) -> fg.charts.Chart:
+def _best_of_n(results: Results, task: str, initialization: str) -> fg.charts.Chart:
     curves = []
-    for kind, (label, colour, look) in STYLES.items():
+    for kind, (label, color, look) in STYLES.items():
         if kind not in results.facts["kinds"]:
             continue
-        best = outcome(results, task, initialisation, kind).best
+        best = outcome(results, task, initialization, kind).best
         n = np.arange(1, len(best.mean) + 1)
         band = (best.low, best.high)
-        curves.append(fg.charts.Curve(label, n, best.mean, colour, look, band))
+        curves.append(fg.charts.Curve(label, n, best.mean, color, look, band))
     return fg.charts.Chart(
-        initialisation,
+        initialization,
         curves,
         "trials",
         f"{task}: {metric_of(results, task)} of the best",
@@ -134,18 +134,18 @@ def _best_of_n(results: Results, task: str, initialisation: str) -> fg.charts.Ch
     )
 
 
-def _trial_by_trial(results: Results, task: str, initialisation: str) -> fg.charts.Chart:
-    fixed = outcome(results, task, initialisation, "fixed").accuracy
-    learned = outcome(results, task, initialisation, "learned").accuracy
+def _trial_by_trial(results: Results, task: str, initialization: str) -> fg.charts.Chart:
+    fixed = outcome(results, task, initialization, "fixed").accuracy
+    learned = outcome(results, task, initialization, "learned").accuracy
     best = max(
         outcome(results, task, i, kind).accuracy.max()
-        for i in results.facts["initialisations"]
+        for i in results.facts["initializations"]
         for kind in KINDS[:2]
     )
     most = max(1, math.ceil(10 * best)) / 10
     whole = fg.charts.Axis(0, most, unit="percent")
     return fg.charts.Chart(
-        initialisation,
+        initialization,
         [
             fg.charts.Curve("trial, learned", fixed, learned, "p0", "dots"),
             fg.charts.Curve("as accurate as fixed", (0, most), (0, most), "line", "thin"),
@@ -157,9 +157,9 @@ def _trial_by_trial(results: Results, task: str, initialisation: str) -> fg.char
     )
 
 
-def _trajectories(task: str, results: Results, name: str, initialisation: str) -> fg.charts.Chart:
-    values = trajectories(results, task, initialisation, name)
-    diverged = outcome(results, task, initialisation, "learned").diverged
+def _trajectories(task: str, results: Results, name: str, initialization: str) -> fg.charts.Chart:
+    values = trajectories(results, task, initialization, name)
+    diverged = outcome(results, task, initialization, "learned").diverged
     rounds = [0, *results.arrays["rounds"]]
     trials = list(zip(values[:SHOWN], diverged[:SHOWN], strict=True))
     # Diverging trials jump about; they should not hide the others.
@@ -169,4 +169,4 @@ def _trajectories(task: str, results: Results, name: str, initialisation: str) -
     ]
     rate, share = fg.charts.Axis(5e-4, 20, logarithmic=True), fg.charts.Axis(0, 1)
     axis = rate if name == "server.learning_rate" else share
-    return fg.charts.Chart(initialisation, curves, "round", name, y_axis=axis)
+    return fg.charts.Chart(initialization, curves, "round", name, y_axis=axis)

@@ -19,7 +19,7 @@ LEARN = ("server.learning_rate", "server.momentum")
 KINDS = ("fixed", "learned", "guarded", "validation")
 DEFAULT = "default server, default client"
 # The hyperparameters that are drawn at random; the others have their defaults.
-INITIALISATIONS = {
+INITIALIZATIONS = {
     DEFAULT: (),
     "default server, random client": ("client.learning_rate",),
     "random server, default client": LEARN,
@@ -52,7 +52,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
     arrays = {"rounds": _evaluated(settings)}
     facts: dict[str, Any] = {
         "tasks": [on.name for on in settings.tasks],
-        "initialisations": list(INITIALISATIONS),
+        "initializations": list(INITIALIZATIONS),
         "kinds": list(settings.kinds),
         "metrics": {},
         "about": {},
@@ -85,22 +85,22 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
             folder = runs / f"{on.name}-{kind}"
             found = run_trials(training, algorithm, every, seeds, folder, together, progress)
             at = 0
-            for initialisation in begins:
-                n = len(seeds_of(initialisation, settings))
+            for initialization in begins:
+                n = len(seeds_of(initialization, settings))
                 for metric, values in found.items():
-                    arrays[key(on.name, initialisation, kind, metric)] = values[at : at + n]
+                    arrays[key(on.name, initialization, kind, metric)] = values[at : at + n]
                 at += n
-        for initialisation, begin in begins.items():
+        for initialization, begin in begins.items():
             for name, values in begin.items():
-                arrays[f"{on.name}/{initialisation}/{name}"] = values
+                arrays[f"{on.name}/{initialization}/{name}"] = values
         firsts = [evaluations["train"](task.init(jax.random.key(s))) for s in range(settings.seeds)]
         arrays[f"{on.name}/first loss"] = np.asarray([first["loss"] for first in firsts])
     return Results("server-optimizer", asdict(settings), facts, arrays)
 
 
-def key(task: str, initialisation: str, kind: str, metric: str) -> str:
+def key(task: str, initialization: str, kind: str, metric: str) -> str:
     """Return the name of a metric's array in the results: trials x evaluations."""
-    return f"{task}/{initialisation}/{kind}/{metric}"
+    return f"{task}/{initialization}/{kind}/{metric}"
 
 
 def algorithms(settings: Settings, task: fg.tasks.Task) -> dict[str, fg.Algorithm]:
@@ -128,9 +128,9 @@ def algorithms(settings: Settings, task: fg.tasks.Task) -> dict[str, fg.Algorith
     return {kind: made[kind] for kind in settings.kinds}
 
 
-def seeds_of(initialisation: str, settings: Settings) -> list[int]:
+def seeds_of(initialization: str, settings: Settings) -> list[int]:
     """Return the seed of each trial, for the initial model and the order of clients."""
-    return list(range(settings.seeds)) if initialisation == DEFAULT else [0] * settings.trials
+    return list(range(settings.seeds)) if initialization == DEFAULT else [0] * settings.trials
 
 
 def starts(settings: Settings, task: fg.tasks.Task) -> dict[str, dict[str, np.ndarray]]:
@@ -154,7 +154,7 @@ def starts(settings: Settings, task: fg.tasks.Task) -> dict[str, dict[str, np.nd
             return random[name].astype(np.float32)
         return np.full(n if drawn else settings.seeds, default[name], np.float32)
 
-    return {i: {n: start(n, drawn) for n in random} for i, drawn in INITIALISATIONS.items()}
+    return {i: {n: start(n, drawn) for n in random} for i, drawn in INITIALIZATIONS.items()}
 
 
 def _evaluated(settings: Settings) -> np.ndarray:

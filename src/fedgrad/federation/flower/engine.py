@@ -20,7 +20,7 @@ DRIVEN = "fedgrad"
 """The group of messages of a run that is driven by `flower_driver`, not by Flower's own grid."""
 
 RECORD, FIELD = "fedgrad", "envelope"
-_SERIALISATION = "fedgrad.envelope"
+_SERIALIZATION = "fedgrad.envelope"
 _INLINE = 1 << 18
 """Bytes up to which an envelope is one field of a config record, which takes fewest requests; a
 larger one is an array, which Flower moves in pieces (and ten times faster, if there are many)."""
@@ -41,7 +41,7 @@ def content(envelope: Envelope, salt: str = "") -> RecordDict:
     data = pack(envelope, salt)
     if len(data) <= _INLINE:
         return RecordDict({RECORD: ConfigRecord({FIELD: data})})
-    array = Array("uint8", (len(data),), _SERIALISATION, data)
+    array = Array("uint8", (len(data),), _SERIALIZATION, data)
     return RecordDict({RECORD: ArrayRecord({FIELD: array})})
 
 

@@ -123,7 +123,7 @@ def _read(content: bytes) -> StageProgram:
         sent, summed = len(program.inputs), len(program.outputs)
     except (FederationError, ImportError):
         raise
-    except Exception as error:  # whatever a deserialiser raises on bytes that are not a program
+    except Exception as error:  # whatever a deserializer raises on bytes that are not a program
         raise FederationError(f"the bytes are not a program ({type(error).__name__})") from None
     sound = 0 <= program.sent <= sent and 0 <= program.summed <= summed
     sound &= program.declared.takes(sent - program.sent)

@@ -8,8 +8,8 @@ from jax import lax
 
 
 def _normal(x: Any, axes: tuple[int, ...], eps: float) -> Any:
-    centred = x - jnp.mean(x, axes, keepdims=True)
-    return centred * lax.rsqrt(jnp.mean(centred * centred, axes, keepdims=True) + eps)
+    centered = x - jnp.mean(x, axes, keepdims=True)
+    return centered * lax.rsqrt(jnp.mean(centered * centered, axes, keepdims=True) + eps)
 
 
 def _affine(x: Any, weight: Any, bias: Any) -> Any:

@@ -36,8 +36,8 @@ def _drawn(ends: np.ndarray, pen: float) -> np.ndarray:
 
 
 def textures(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """20 classes of waves in two colours, five of a kind; each client knows two kinds."""
-    colours = rng.uniform(40, 215, (20, 2, 3))
+    """20 classes of waves in two colors, five of a kind; each client knows two kinds."""
+    colors = rng.uniform(40, 215, (20, 2, 3))
     waves = rng.normal(0, 0.5, (100, 2))
     grid = np.stack(np.meshgrid(np.arange(32), np.arange(32), indexing="ij"), -1)
     made = []
@@ -50,7 +50,7 @@ def textures(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
                 0, 6.3, (ROWS, 1, 1)
             )
             share = (0.5 + 0.5 * np.sin(phase))[..., None]
-            first, second = (colours[labels // 5, k][:, None, None] for k in (0, 1))
+            first, second = (colors[labels // 5, k][:, None, None] for k in (0, 1))
             image = share * first + (1 - share) * second + rng.normal(0, 12, (ROWS, 32, 32, 3))
             pixels = np.clip(image, 0, 255).astype(np.uint8)
             made.append(RawClient(f"{part}-{i}", part, {"x": pixels, "y": labels}))
@@ -70,13 +70,13 @@ class _Language:
         self.words = np.array(list(found))
         self.follow = rng.integers(0, words, (words, 4))
 
-    def sentence(self, rng: np.random.Generator, favourites: np.ndarray) -> list[str]:
-        """5 to 15 words; now and then one of somebody's favourites."""
-        word = int(rng.choice(favourites))
+    def sentence(self, rng: np.random.Generator, favorites: np.ndarray) -> list[str]:
+        """5 to 15 words; now and then one of somebody's favorites."""
+        word = int(rng.choice(favorites))
         said = [word]
         for _ in range(rng.integers(4, 15)):
             if rng.random() < 0.2:
-                word = int(rng.choice(favourites))
+                word = int(rng.choice(favorites))
             else:
                 word = int(self.follow[word, min(int(rng.exponential(1.0)), 3)])
             said.append(word)
@@ -84,13 +84,13 @@ class _Language:
 
 
 def speeches(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """Roles with favourite words of their own."""
+    """Roles with favorite words of their own."""
     language = _Language(120, rng)
     made = []
     for i in range(clients or 30):
-        favourites = rng.integers(0, 120, 6)
+        favorites = rng.integers(0, 120, 6)
         speech = [
-            " ".join(language.sentence(rng, favourites)).capitalize() + "."
+            " ".join(language.sentence(rng, favorites)).capitalize() + "."
             for _ in range(rng.integers(10, 30))
         ]
         made.append(RawClient(f"role-{i}", "", {"snippets": speech}))
@@ -98,7 +98,7 @@ def speeches(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
 
 
 def posts(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """Users who write about a few tags of 40, each of which has favourite words."""
+    """Users who write about a few tags of 40, each of which has favorite words."""
     language = _Language(800, rng)
     of_tag = rng.integers(0, 800, (40, 5))
     many = clients or 60
@@ -110,9 +110,9 @@ def posts(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
             columns: dict[str, list[str]] = {"tokens": [], "tags": [], "title": []}
             for _ in range(rng.integers(ROWS // 2, 2 * ROWS)):
                 tags = rng.choice(interests, rng.integers(1, 3), replace=False)
-                favourites = of_tag[tags].ravel()
-                columns["tokens"].append(" ".join(language.sentence(rng, favourites)))
-                columns["title"].append(" ".join(language.sentence(rng, favourites)[:4]))
+                favorites = of_tag[tags].ravel()
+                columns["tokens"].append(" ".join(language.sentence(rng, favorites)))
+                columns["title"].append(" ".join(language.sentence(rng, favorites)[:4]))
                 columns["tags"].append("|".join(f"tag-{t}" for t in tags))
             made.append(RawClient(f"{part}-{i}", part, columns))
     return made

@@ -141,10 +141,10 @@ def _over_rounds(
     by_name = dict(curves)
     shown = []
     for curve in [c for c in STYLES if c in by_name]:
-        label, colour, look = STYLES[curve]
+        label, color, look = STYLES[curve]
         mean, deviation = by_name[curve].mean(0), by_name[curve].std(0)
         band = (mean - deviation, mean + deviation)
-        shown.append(fg.charts.Curve(label, rounds, mean, colour, look, band))
+        shown.append(fg.charts.Curve(label, rounds, mean, color, look, band))
     return fg.charts.Chart(name, shown, "round")
 
 
