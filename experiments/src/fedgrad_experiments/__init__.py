@@ -1,4 +1,4 @@
-"""The paper's experiments, each to be reproduced by its name."""
+"""The paper's experiments, each reproducible by its name."""
 
 from fedgrad_experiments.experiment import Experiment, Reproduction, reproduce, show
 from fedgrad_experiments.registry import EXPERIMENTS, experiment

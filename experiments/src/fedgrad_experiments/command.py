@@ -1,4 +1,4 @@
-"""`fedgrad reproduce`: an experiment of the paper, its figures, its tables and its claims."""
+"""`fedgrad reproduce`: runs an experiment of the paper and reports figures, tables and claims."""
 
 import argparse
 import textwrap
@@ -19,7 +19,7 @@ from fedgrad_experiments.results import score
 
 
 def _listed() -> str:
-    """Every experiment with what it is about."""
+    """List every experiment with its subject."""
     return "\n".join(
         textwrap.fill(
             experiment.description.partition(":")[0],
@@ -46,12 +46,12 @@ The folder --out gets results.json and results.npz, the figures, results.txt and
 same command goes on where it was interrupted.
 """
 DOES_NOT_HOLD = 3
-EVIDENCE = 240  # characters of it, in a terminal
+EVIDENCE = 240  # characters of evidence shown in a terminal
 COLORS = {True: "green", False: "bold red", None: "dim"}
 
 
 def add_command(commands: Any) -> None:
-    """Add `reproduce`."""
+    """Add the command `reproduce`."""
     command = commands.add_parser(
         "reproduce",
         help="run an experiment of the paper and check its claims",
@@ -81,7 +81,7 @@ def add_command(commands: Any) -> None:
 
 
 def _task(word: str) -> str:
-    """A task, or some of those that are an experiment's own."""
+    """Parse the name of a task, or of several of an experiment's own tasks."""
     own = [name for experiment in EXPERIMENTS.values() for name in experiment.tasks]
     return word if word and all(name in own for name in word.split(",")) else read.task(word)
 

@@ -1,4 +1,4 @@
-"""What an experiment is, and how it is reproduced: run, saved, drawn, and held to its claims."""
+"""Experiments, and their reproduction: run, save, draw, and check the claims."""
 
 import json
 import time
@@ -15,28 +15,27 @@ import fedgrad as fg
 from fedgrad_experiments.results import Claim, ExperimentError, Results, Table, report
 
 Progress = bool | Console  # as for fg.fit
-QUICK = "quick"  # the size that shows that it works
-# The tasks of the paper, which have its models as a size.
+QUICK = "quick"  # the size that only shows that the experiment works
+# The tasks of the paper; their size "paper" has its models.
 PAPER = ("cifar100", "emnist", "shakespeare", "stackoverflow_tags", "stackoverflow_words")
 
 
 @dataclass(frozen=True)
 class OnTask:
-    """A task and how many of its clients take part in a round: as many as it says itself, if
-    nothing is said here."""
+    """A task and the number of its clients per round; by default the task's own number."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     cohort_size: int | None = None
 
     def make(self, **more: Any) -> fg.tasks.Task:
-        """The task."""
+        """Make the task."""
         return fg.tasks.task(self.name, **self.options, **more)
 
     @staticmethod
     def as_in_the_paper(name: str, options: Mapping[str, Any]) -> "OnTask":
-        """With its rounds of 50 clients, and its model where the task has it; what is asked for in
-        the options wins."""
+        """Return the task with the paper's 50 clients per round, and with the paper's model if the
+        task has it; explicit options take precedence."""
         large = {"size": "paper"} if name in PAPER else {}
         return OnTask(name, {**large, **options}, cohort_size=50)
 
@@ -45,9 +44,10 @@ class OnTask:
 class Experiment:
     """An experiment of the paper.
 
-    `run` gives arrays and the names along their axes; everything that is shown is a function of the
-    results, so that it can be drawn again without running anything. `on(task, options)` is the same
-    experiment on one task: an experiment of its own, whose results have the task among the facts.
+    `run` returns arrays and the names along their axes. Everything that is shown is a function of
+    the results, so that it can be drawn again without running anything. `on(task, options)` is the
+    same experiment on one task: a separate experiment, whose results have the task among their
+    facts.
     """
 
     name: str
@@ -58,25 +58,27 @@ class Experiment:
     tables: Callable[[Results], list[Table]]
     claims: Callable[[Results], list[Claim]]
     on: "Callable[[str, Mapping[str, Any]], Experiment] | None" = None
-    # Tasks of its own, by name: `on` takes several (a,b), or none for all; they share one folder.
+    # The experiment's own tasks, by name: `on` takes several (a,b), or none for all; they share one
+    # folder.
     tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, size: str = "default") -> Any:
-        """The settings of this size."""
+        """Return the settings of this size."""
         if size not in self.sizes:
             message = f"Experiment {self.name!r} has no size {size!r}."
             raise ExperimentError.here(message, size, self.sizes)
         return self.sizes[size]
 
     def size_of(self, settings: Mapping[str, Any]) -> str:
-        """Which of its sizes these settings are, as they were or as JSON; nothing if none."""
+        """Return the name of the size with these settings (original or from JSON), or "" if there
+        is none."""
         found = _as_json(settings)
         return next((n for n, one in self.sizes.items() if _as_json(asdict(one)) == found), "")
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What reproducing an experiment gave."""
+    """The outcome of reproducing an experiment."""
 
     results: Results
     figures: Mapping[str, fg.charts.Figure]
@@ -84,14 +86,14 @@ class Reproduction:
     claims: list[Claim]
 
     def text(self) -> str:
-        """Tables and claims, for a terminal."""
+        """Return tables and claims as text for a terminal."""
         return "\n\n".join([*(t.text() for t in self.tables), report(self.claims)])
 
 
 def reproduce(
     experiment: Experiment, out: Path, settings: Any = None, progress: Progress = True
 ) -> Reproduction:
-    """Run an experiment (or go on with a run that was interrupted) and write all of it to `out`:
+    """Run an experiment, or continue an interrupted run, and write everything to `out`:
     results.json and results.npz, figures, and results.txt with the tables and claims."""
     settings = experiment.settings() if settings is None else settings
     _require_same(out / "settings.json", asdict(settings))
@@ -110,7 +112,7 @@ def reproduce(
 
 
 def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse to go on with what was begun with other settings."""
+    """Refuse to continue a run that was started with other settings."""
     text = json.dumps(settings, indent=2, default=str)
     if path.exists() and path.read_text(encoding="utf-8") != text:
         begun, asked = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
@@ -124,7 +126,7 @@ def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def show(experiment: Experiment, results: Results, out: Path) -> Reproduction:
-    """Draw and judge results, into `out`."""
+    """Draw results and judge the claims; write both to `out`."""
     shown = Reproduction(
         results,
         experiment.figures(results),
@@ -139,7 +141,7 @@ def show(experiment: Experiment, results: Results, out: Path) -> Reproduction:
 
 
 def _judged(experiment: Experiment, results: Results) -> list[Claim]:
-    """The claims; what is too small to decide them gives numbers, and no verdicts."""
+    """Return the claims. Runs that are too small to decide them give numbers without verdicts."""
     claims, why = experiment.claims(results), ""
     if results.facts.get("size") == QUICK:
         why = "This size is to see that it works."
@@ -149,14 +151,14 @@ def _judged(experiment: Experiment, results: Results) -> list[Claim]:
 
 
 def _as_json(settings: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(dict(settings), default=str))  # tuples are lists
+    return json.loads(json.dumps(dict(settings), default=str))  # tuples become lists
 
 
 def evaluations_of(
     task: fg.tasks.Task, every: int, clients: int | None = None
 ) -> dict[str, fg.Evaluation]:
-    """What is measured of a model: the loss on what it trains on, the metrics on what it does not
-    see. Of more than so many clients, some are asked."""
+    """Return the evaluations of a model: its loss on training clients, and the metrics on test
+    clients. At most `clients` of each are used."""
     if task.test is None or not task.metrics:
         raise ExperimentError.here(
             f"Task {task.name!r} has no {'metrics' if task.test else 'test='}: an experiment "
@@ -170,14 +172,14 @@ def evaluations_of(
 
 
 def some_of(clients: fg.Population, most: int | None, role: str = "cohort") -> Any:
-    """All of the clients, or a sample of so many, always the same."""
+    """Return all clients, or a sample of `most` of them that is always the same."""
     if most is None or most >= len(clients):
         return clients
     return clients.sample(jax.random.key(0), most, role=role)
 
 
 def announce(progress: Progress, message: str) -> None:
-    """Say on the error stream what runs next, if anybody is to be told."""
+    """Print to stderr what runs next, unless progress is off."""
     if progress is not False:
         console = progress if isinstance(progress, Console) else Console(stderr=True)
         console.print(message, highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""What the best of n trials gives: the bootstrap of the maximum, in closed form."""
+"""The expected best of n trials: the bootstrap of the maximum, in closed form."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ class BestOf:
 
 
 def best_of(values: np.ndarray) -> BestOf:
-    """Draw n of these trials with replacement and keep the best.
+    """Return the distribution of the best of n trials drawn with replacement.
 
-    The best is at most the k-th smallest of N values with probability (k / N)^n, so that nothing
-    has to be drawn.
+    The best is at most the k-th smallest of N values with probability (k / N)^n, so nothing has to
+    be sampled.
     """
     ordered = np.sort(np.asarray(values, float))
     size = len(ordered)
@@ -33,6 +33,6 @@ def best_of(values: np.ndarray) -> BestOf:
 
 
 def trials_to_reach(curve: np.ndarray, target: float) -> int | None:
-    """The least n at which the curve is at least `target`; None if it never is."""
+    """Return the smallest n at which the curve is at least `target`, or None if it never is."""
     reached = np.flatnonzero(curve >= target - 1e-12)
     return int(reached[0]) + 1 if len(reached) else None

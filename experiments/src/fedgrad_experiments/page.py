@@ -1,4 +1,4 @@
-"""The report of an experiment: its claims, its figures and its tables."""
+"""The report of an experiment: its claims, figures and tables."""
 
 import webbrowser
 from pathlib import Path
@@ -14,7 +14,7 @@ from fedgrad_experiments.experiment import Experiment, Reproduction, show
 from fedgrad_experiments.registry import experiment as find
 from fedgrad_experiments.results import Claim, load, score
 
-# By whether a claim holds: the class of the style sheet.
+# The CSS class of a claim, by whether it holds.
 TONES = {True: "held", False: "failed", None: "untested"}
 
 
@@ -36,7 +36,7 @@ def write_page(folder: Path, experiment: Experiment, shown: Reproduction) -> Pat
 
 
 def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
-    """The whole document."""
+    """Return the whole HTML document."""
     heading, _, about = experiment.description.partition(": ")
     size = size_of(experiment, shown)
     over = [f"fedgrad reproduce {experiment.name}", size and f"{size} size"]
@@ -62,7 +62,7 @@ def experiment_page(experiment: Experiment, shown: Reproduction) -> str:
 
 
 def size_of(experiment: Experiment, shown: Reproduction) -> str:
-    """Which of its sizes an experiment was run in; nothing if it was none of them."""
+    """Return the name of the size in which an experiment was run, or "" if it was none of them."""
     return experiment.size_of(shown.results.settings)
 
 

@@ -1,4 +1,4 @@
-"""Experiments by name."""
+"""The registry of experiments by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 def experiment(
     name: str, task: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """The experiment of this name; with a task, the same on that one, made with these options."""
+    """Return the experiment of this name; with a task, the same on that task, made with these
+    options."""
     if name not in EXPERIMENTS:
         raise ExperimentError.here(f"There is no experiment {name!r}.", name, EXPERIMENTS)
     found = EXPERIMENTS[name]

@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: numbers, and of these tables and claims that are judged."""
+"""The results of an experiment: numbers, and the tables and claims derived from them."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +17,11 @@ class ExperimentError(fg.FederatedError):
 
 @dataclass(frozen=True)
 class Results:
-    """Settings and everything that was measured; figures, tables and claims are functions of it."""
+    """Settings and all measurements; figures, tables and claims are functions of them."""
 
     experiment: str
     settings: Mapping[str, Any]
-    facts: Mapping[str, Any]  # the names along the axes of the arrays, versions, seconds
+    facts: Mapping[str, Any]  # names along the axes of the arrays, versions, seconds
     arrays: Mapping[str, np.ndarray]
 
     def save(self, folder: Path) -> None:
@@ -64,7 +64,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def text(self) -> str:
-        """For a terminal."""
+        """Format the table for a terminal."""
         lines = [self.header, *self.rows]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
 
@@ -76,7 +76,7 @@ class Table:
         return "\n".join([self.title, line(self.header), ruled, *map(line, self.rows)])
 
     def markdown(self) -> str:
-        """For a page; the title is left to its text."""
+        """Format the table for a page, which has the title in its text."""
         ruled = ["---", *["---:"] * (len(self.header) - 1)]
         return "\n".join(f"| {' | '.join(cells)} |" for cells in (self.header, ruled, *self.rows))
 
@@ -85,8 +85,8 @@ class Table:
 class Claim:
     """A statement of the paper, whether it holds here, and the numbers that decide.
 
-    `holds` is None for a statement about something that this experiment does not run, or, with
-    `too_small`, that was run for too short or too few seeds to say.
+    `holds` is None if this experiment does not run what the statement is about, or, with
+    `too_small`, if the run was too short or had too few seeds to decide.
     """
 
     statement: str
@@ -96,27 +96,27 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """In a few words."""
+        """The verdict in a few words."""
         if self.too_small:
             return "too small to decide"
         return {True: "holds", False: "DOES NOT HOLD", None: "not tested"}[self.holds]
 
     def undecided(self, why: str) -> "Claim":
-        """The same with its numbers, but without a verdict if it had one."""
+        """Return the claim with its numbers, but without a verdict."""
         if self.holds is None:
             return self
         return replace(self, holds=None, too_small=True, evidence=f"{why} {self.evidence}")
 
 
 def report(claims: Iterable[Claim]) -> str:
-    """The claims as text, one paragraph each, and how many hold."""
+    """Format the claims as text, one paragraph each, and how many hold."""
     claims = list(claims)
     paragraphs = [f"[{c.verdict}] {c.statement}\n    {c.evidence}" for c in claims]
     return "\n".join([*paragraphs, f"{score(claims)}."])
 
 
 def score(claims: Iterable[Claim]) -> str:
-    """`6 of 7 tested claims hold`."""
+    """Summarize: `6 of 7 tested claims hold`."""
     claims = list(claims)
     tested = [claim.holds for claim in claims if claim.holds is not None]
     small = sum(claim.too_small for claim in claims)

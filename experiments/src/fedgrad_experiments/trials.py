@@ -16,35 +16,35 @@ import numpy as np
 import fedgrad as fg
 from fedgrad_experiments.experiment import Progress, announce
 
-Starts = Mapping[str, np.ndarray]  # hyperparameters by name, with one entry for each trial
-# (algorithm, seed, folder, progress) -> what is recorded of a run
+Starts = Mapping[str, np.ndarray]  # hyperparameters by name, with one entry per trial
+# (algorithm, seed, folder, progress) -> the record of a run
 Run = Callable[[fg.Algorithm, int, Path, Progress], Mapping[str, np.ndarray]]
-FEW = 4  # trials side by side, by which more of them are judged
-SHARE = 4  # of the memory: at most one such part is taken by trials
-LONG = 20  # seconds, after which rounds are not timed once more
+FEW = 4  # trials side by side from which larger numbers are extrapolated
+SHARE = 4  # trials use at most 1 / SHARE of the memory
+LONG = 20  # seconds after which timing is not repeated
 
 
 @dataclass(frozen=True)
 class Training:
-    """What all trials share: who trains, for how long, and what is kept of a run. Where several
-    run side by side, the last axis of the arrays that `record` gives is over trials."""
+    """The common part of all trials: the task, the number of rounds, and what is recorded of a run.
+    If trials run side by side, the last axis of the arrays that `record` returns is over trials."""
 
     task: fg.tasks.Task
     rounds: int
     cohort_size: int
     evaluations: Mapping[str, fg.Evaluation]
     record: Callable[[fg.Result], Mapping[str, np.ndarray]]
-    # Whether a run that is interrupted goes on in the middle; short ones begin again, and are fast.
+    # Whether an interrupted run resumes in the middle; short runs start again, which is fast.
     checkpoints: bool = True
 
     def __call__(
         self, algorithm: fg.Algorithm, seed: int, folder: Path, progress: Progress
     ) -> Mapping[str, np.ndarray]:
-        """Train, with the model and the order of clients of this seed. What diverges is recorded as
-        it is."""
+        """Train with the initial model and the order of clients of this seed. Divergence is
+        recorded as it is."""
         key = jax.random.key(seed)
         with warnings.catch_warnings():
-            # Some of the rates that are drawn are much too high.
+            # Some of the sampled rates are much too high.
             warnings.filterwarnings("ignore", ".*The loss of round", RuntimeWarning)
             result = fg.fit(
                 algorithm,
@@ -69,11 +69,11 @@ def run_trials(
     together: int,
     progress: Progress = True,
 ) -> dict[str, np.ndarray]:
-    """What is recorded of every trial: trials x what is recorded of one.
+    """Return the records of every trial: trials x the record of one.
 
-    A trial has its entry of `starts` (none, where only seeds differ) and of `seeds`. Up to
-    `together` of them that follow each other with one seed run side by side. What is done is kept
-    in `folder`, and not done again.
+    A trial has its entry of `starts` (none if only seeds differ) and of `seeds`. Up to `together`
+    adjacent trials with the same seed run side by side. Finished trials are saved in `folder` and
+    not run again.
     """
     parts, begun, ran = [], time.monotonic(), 0
     for group in _groups(seeds, together):
@@ -97,8 +97,8 @@ def run_trials(
 def how_many_together(
     training: Training, algorithm: fg.Algorithm, starts: Starts, seeds: Sequence[int], kept: Path
 ) -> int:
-    """How many trials run side by side: as many as fit into a part of the memory, or one, if a
-    round of a few together takes longer than one of each. It is found out once, and kept."""
+    """Return how many trials run side by side: as many as fit into a part of the memory, or one if
+    a round of a few together is slower than separate rounds. The answer is saved in `kept`."""
     if kept.exists():
         return int(kept.read_text(encoding="utf-8"))
     most = max(len(group) for group in _groups(seeds, len(seeds)))
@@ -108,7 +108,7 @@ def how_many_together(
         alone, few = (_price(training, _first(algorithm, starts, k)) for k in (1, number))
         each = max(1, (few.bytes - alone.bytes) / (number - 1))
         fit = max(1, min(most, 1 + math.floor((_room() - alone.bytes) / each)))
-        if 1 < fit < number:  # what does not fit is never run
+        if 1 < fit < number:  # never run what does not fit
             number, few = fit, _price(training, _first(algorithm, starts, fit))
         if fit > 1 and few.seconds() < number * alone.seconds():
             found = fit
@@ -119,14 +119,14 @@ def how_many_together(
 
 @dataclass(frozen=True)
 class _Price:
-    """What a round takes: bytes, and seconds, for which it has to be run."""
+    """The cost of a round: bytes, and seconds, which have to be measured."""
 
     bytes: float
     seconds: Callable[[], float]
 
 
 def _price(training: Training, algorithm: fg.Algorithm) -> _Price:
-    """Of a compiled round, on some clients."""
+    """Return the cost of a compiled round on some clients."""
     key = jax.random.key(0)
     cohorts = {
         name: population.sample(key, min(training.cohort_size, len(population)), role=name)
@@ -145,8 +145,8 @@ def _price(training: Training, algorithm: fg.Algorithm) -> _Price:
 
 
 def _fastest(call: Callable[[], Any]) -> float:
-    """Seconds of the fastest of three calls; of fewer, where they take long, because what disturbs
-    a long one is a small part of it."""
+    """Return the seconds of the fastest of three calls, or of fewer if they take long: disturbances
+    are a small part of a long call."""
     seconds: list[float] = []
     while len(seconds) < 3 and sum(seconds) < LONG:
         start = time.perf_counter()
@@ -156,14 +156,14 @@ def _fastest(call: Callable[[], Any]) -> float:
 
 
 def _room() -> float:
-    """Bytes that trials may take: a part of the device's memory, or of the machine's."""
+    """Return the bytes that trials may use: a part of the device's memory, or of the machine's."""
     stats = jax.devices()[0].memory_stats() or {}
     whole = stats.get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return whole / SHARE
 
 
 def _groups(seeds: Sequence[int], together: int) -> Iterator[range]:
-    """Trials that run side by side."""
+    """Yield the ranges of trials that run side by side."""
     start = 0
     for i in range(1, len(seeds) + 1):
         if i == len(seeds) or seeds[i] != seeds[start] or i - start == together:
@@ -172,12 +172,12 @@ def _groups(seeds: Sequence[int], together: int) -> Iterator[range]:
 
 
 def _first(algorithm: fg.Algorithm, starts: Starts, number: int) -> fg.Algorithm:
-    """The algorithm from the first so many starts."""
+    """Return the algorithm from the first `number` starts."""
     return _from(algorithm, {name: values[:number] for name, values in starts.items()})
 
 
 def _from(algorithm: fg.Algorithm, starts: Starts) -> fg.Algorithm:
-    """The algorithm from one start, or from several side by side."""
+    """Return the algorithm from one start, or from several side by side."""
     if not starts:
         return algorithm
     if len(next(iter(starts.values()))) == 1:
@@ -187,12 +187,12 @@ def _from(algorithm: fg.Algorithm, starts: Starts) -> fg.Algorithm:
 
 
 def _left(seconds: float, done: int, left: int) -> str:
-    """How long it takes, after the first ones are done."""
+    """Estimate the time left, once some trials are done."""
     return f", about {math.ceil(seconds / done * left / 60)} min left" if done else ""
 
 
 def keep(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name: whole, or not at all."""
+    """Write arrays by name, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:

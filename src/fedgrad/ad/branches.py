@@ -1,7 +1,7 @@
-"""A cond that is pulled back through.
+"""Reverse-mode differentiation of a cond.
 
-JAX's own way back hands over what the branches remember in slots that they share, in which one
-branch's value of a client can meet the other's of the server. Here a branch has slots of its own.
+JAX stores the residuals of all branches in shared slots, in which a client value of one branch can
+meet a server value of another. Here every branch has slots of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,9 +29,17 @@ def pulled_cond(
     constant: Sequence[bool],
     remember: bool,
 ) -> list[Any]:
-    """`branches[index](operands)`. `values`: the same branches, where they are not pulled back
-    through. `constant`: which operands everybody has. `remember`: what the way back needs is kept;
-    if not, the way back runs the branch again, and so asks again whom the branch asks."""
+    """Return `branches[index](operands)`, with a reverse-mode derivative.
+
+    Args:
+        index: The branch to run.
+        operands: Its inputs.
+        branches: The branches, in a form that is differentiated.
+        values: The same branches, in a form that is not differentiated.
+        constant: For each operand, whether it is a constant that everybody has.
+        remember: Whether the residuals are kept. If not, the backward pass runs the branch again,
+            and so addresses the same clients again.
+    """
     halves = [partial(_halves, branch) for branch in branches]
 
     @jax.custom_vjp
@@ -80,8 +88,8 @@ def pulled_cond(
 
 
 def _halves(branch: Branch, operands: list[Any]) -> tuple[list[Any], Any]:
-    """The outputs of a branch, and how cotangents of the floating ones are pulled back to the
-    floating operands."""
+    """Return the outputs of a branch, and a function that pulls cotangents of its floating outputs
+    back to its floating operands."""
 
     def run(xs: list[Any]) -> tuple[list[Any], list[Any]]:
         rest = iter(xs)
@@ -93,8 +101,8 @@ def _halves(branch: Branch, operands: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _switch(index: Any, backs: Sequence[Any], kept: Any, slopes: list[Any]) -> list[Any]:
-    """`backs[index](kept, slopes)`, which are linear in the slopes. A zero that no branch makes of
-    them is nobody's: the cond would hand it on as a value of the server."""
+    """Return `backs[index](kept, slopes)`, which is linear in the slopes. An output that is zero in
+    all branches is left out of the cond, which would otherwise place the zero at the server."""
     inputs = [*jax.tree.leaves(kept), *slopes]
     jaxprs = [jax.make_jaxpr(back)(kept, slopes) for back in backs]
     avals = jaxprs[0].out_avals
@@ -113,15 +121,16 @@ def _switch(index: Any, backs: Sequence[Any], kept: Any, slopes: list[Any]) -> l
 
 @dataclass(frozen=True, eq=False)
 class _WayBack:
-    """How a branch pulls back, of what it keeps and what everybody has. A client that was given a
-    constant by the cond would be told by it which branch the server has taken."""
+    """The backward pass of a branch, from the values it keeps and the constants that everybody has.
+    Constants are recomputed on the way back: one that a client received as an output of the cond
+    would tell it which branch the server took."""
 
-    tree: Any  # of the pull
-    known: list[Any]  # its leaves: arrays, and None for those that are computed
-    made: list[bool]  # of the computed ones: is it made of constants alone?
-    constants: ClosedJaxpr  # makes those
-    needs: list[bool]  # of the constant operands
-    slots: list[Any]  # shapes of the others, which are kept
+    tree: Any  # the structure of the pull function
+    known: list[Any]  # its leaves: known arrays, and None for those that are computed
+    made: list[bool]  # for each computed one: whether it is computed from constants alone
+    constants: ClosedJaxpr  # computes those
+    needs: list[bool]  # which constant operands it needs
+    slots: list[Any]  # shapes of the other computed ones, which are kept
 
     def kept(self, pull: Any) -> list[Any]:
         computed = [x for x, a in zip(jax.tree.leaves(pull), self.known, strict=True) if a is None]
@@ -149,7 +158,7 @@ def _way_back(half: Any, operands: list[Any], constant: Sequence[bool]) -> _WayB
     avals = jaxpr.out_avals
 
     def is_made(i: int) -> bool:
-        """Of constants alone, and without asking anybody?"""
+        """Whether output `i` is computed from constants alone, without communication."""
         this, used = part(jaxpr, [j == i for j in range(len(avals))])
         everywhere = all(c for c, u in zip(constant, used, strict=True) if u)
         silent = primitives_of(this.jaxpr.eqns).isdisjoint((broadcast_p, sum_p))

@@ -1,4 +1,4 @@
-"""When a loss has run away: one rule for every training that goes back then."""
+"""Divergence of a loss: one rule for every kind of training that rolls back then."""
 
 import math
 from typing import Any
@@ -7,10 +7,11 @@ from fedgrad.core.primitives import promoting
 
 
 def ran_away(loss: Any, first: Any, times: float) -> Any:
-    """Return whether a loss is not finite, or above the first one by more than `times` its size.
+    """Return whether a loss is not finite, or exceeds the first one by more than `times` its size.
 
-    The rule has no unit: a loss times a constant gives the same answer. A first loss of 0 has no
-    size, so beside it only what is not finite has run away. Numbers of Python and of JAX.
+    The rule is invariant to scale: a loss times a constant gives the same answer. A first loss of 0
+    has no size; then only losses that are not finite have diverged. Works with Python and JAX
+    numbers.
     """
     with promoting():
         above = (first != 0) & (loss > first + times * abs(first))

@@ -1,5 +1,5 @@
-"""Arrays of users that JAX would change in silence: masked ones, and numbers that do not fit 32
-bits, where JAX computes with those. Rounding is not meant."""
+"""Refuses users' arrays that JAX would silently change: masked arrays, and numbers that do not fit
+into 32 bits if x64 is disabled. Rounding is allowed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,14 +18,14 @@ _NUMBERS = (np.ndarray, np.generic, float, int, complex)
 
 
 def require_lossless(tree: Any, what: str) -> None:
-    """Refuse arrays and numbers that JAX would change in silence."""
+    """Refuse arrays and numbers that JAX would silently change."""
     if why := changed(tree):
         raise ArgumentError.here(f"{what}{why}")
 
 
 def changed(tree: Any, into: Any = None) -> str:
-    """Say which number JAX would change, where, and what to do; "" if none. `into`: the dtype that
-    numbers get, if not that of JAX."""
+    """Say which number JAX would change, where, and what to do; "" if none. `into` is the dtype
+    that numbers get, if not JAX's default."""
 
     def judge(leaf: Any) -> str:
         if isinstance(leaf, np.ma.MaskedArray):
@@ -43,7 +43,7 @@ def masked(tree: Any) -> str:
 
 
 def extremes(x: np.ndarray) -> tuple[Any, Any]:
-    """Return the least and the largest finite number of an array and zero."""
+    """Return the smallest and the largest of zero and the finite numbers of an array."""
     if x.dtype.kind == "c":
         ends = [*extremes(x.real), *extremes(x.imag)]
         return min(ends), max(ends)
@@ -55,8 +55,8 @@ def extremes(x: np.ndarray) -> tuple[Any, Any]:
 
 
 def misfit(numbers: tuple[Any, ...], dtype: np.dtype[Any], into: Any = None) -> str:
-    """Say which of these numbers is another one in `into`, by default the dtype that JAX would give
-    it; "" if none is."""
+    """Say which of these numbers changes in the dtype `into`, by default the one that JAX would
+    give it; "" if none does."""
     narrow = jax.dtypes.canonicalize_dtype(dtype) if into is None else into
     for number in numbers:
         with np.errstate(over="ignore"):
@@ -74,13 +74,13 @@ def misfit(numbers: tuple[Any, ...], dtype: np.dtype[Any], into: Any = None) -> 
 def _first(tree: Any, judge: Callable[[Any], str]) -> str:
     given = [x for x in jax.tree.leaves(tree) if isinstance(x, _NUMBERS)]
     if not any(map(judge, given)):
-        return ""  # nearly always, and paths take time
+        return ""  # a shortcut: this is the usual case, and paths are slow
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     reasons = ((path, judge(x)) for path, x in leaves if isinstance(x, _NUMBERS))
     return next(f"{place(path)}: {why}" for path, why in reasons if why)
 
 
 def place(path: Any) -> str:
-    """Say in which leaf of a tree something is."""
+    """Describe the position of a leaf in a pytree."""
     name = jax.tree_util.keystr(path, simple=True, separator=".")
     return f" in {name!r}" if name else ""

@@ -1,4 +1,4 @@
-"""Names that people look for in fedgrad, and why they are not there."""
+"""Names that people look for in fedgrad, and why they do not exist."""
 
 from collections.abc import Collection
 from typing import NoReturn
@@ -14,7 +14,7 @@ _SEARCH = (
 _WHOSE = "it is about one client, and only sums leave clients, in which nobody can be told apart"
 _ADD = "it follows from sums"
 
-# By name: why not, and what to write.
+# name: (why it does not exist, what to write instead)
 ABSENT: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("max", "min", "median", "quantile", "percentile"), (_ORDER, _SEARCH)),
     **dict.fromkeys(
@@ -36,12 +36,12 @@ ABSENT: dict[str, tuple[str, str]] = {
 
 
 class AbsentError(FederatedError, AttributeError):
-    """fedgrad has no such name."""
+    """fedgrad has no attribute of this name."""
 
 
 def refuse_name(name: str, known: Collection[str]) -> NoReturn:
-    """What `fg.name` says, if it is not there."""
-    if name.startswith("_"):  # asked for by Python itself, and often
+    """Raise the error for an unknown attribute `fg.name`."""
+    if name.startswith("_"):  # Python itself looks these up, and often
         raise AttributeError(f"module 'fedgrad' has no attribute {name!r}")
     if name in ABSENT:
         why, instead = ABSENT[name]

@@ -1,14 +1,14 @@
-"""Clients that do not count have no part in derivatives.
+"""Excludes clients that do not count from derivatives.
 
-In `fg.mean` a client of weight 0 is left out. On the way back, though, a cotangent of zero would
-meet whatever the client's computation made of bad data, and zero times infinity is not zero. So
-the values that a client computes from, what it was sent and what it has, are marked as *sources*: a
-cotangent that arrives there and is not finite is zero, where the client does not count.
+`fg.mean` leaves out a client of weight 0. In the backward pass, though, a zero cotangent would meet
+whatever the client computed from bad data, and zero times infinity is not zero. So the values that
+a client computes from (those it was sent and its own) are marked as *sources*: if the client does
+not count, a cotangent that arrives there and is not finite is replaced by zero.
 
-The law: a value is marked only if everything that it is summed into is a mean with weights, and
-the client counts if it counts in one of them; so a NaN that is really somebody's is never hidden.
-What is not seen: work that was done before a loop or branch for a mean inside of it, or carried
-around a loop; weights that depend on other sums; rows of a vmap with weights of their own.
+The law: a value is marked only if everything that it is summed into is a weighted mean, and the
+client counts if it counts in one of them; so a NaN of a client that counts is never hidden. Not
+covered: work done before a loop or branch for a mean inside of it, or carried around a loop;
+weights that depend on other sums; rows of a vmap with weights of their own.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from fedgrad.core.primitives import JaxprEqn, broadcast_p, communicates, counted
 
 
 class Key:
-    """A value, before it is computed."""
+    """A placeholder for a value before it is computed."""
 
     def __init__(self, aval: Any) -> None:
         self.aval = aval
@@ -30,7 +30,7 @@ class Key:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One equation; its inputs are keys, or values that are known."""
+    """One equation; its inputs are keys or known values."""
 
     eqn: JaxprEqn
     inputs: list[Any]
@@ -38,16 +38,16 @@ class Line:
 
     @property
     def speaks(self) -> bool:
-        """Does it communicate?"""
+        """Whether it communicates."""
         return self.eqn.primitive in (broadcast_p, sum_p) or communicates(self.eqn.params)
 
 
 def masks(
     lines: Sequence[Line], inputs: Sequence[Key], lasting: Sequence[Any]
 ) -> dict[Key, list[Key]]:
-    """Of each value that is to be marked: who counts, in which means. `lasting`: what is used on,
-    nobody knows for what."""
-    into: dict[Key, set[Key] | None] = {}  # None: into something in which everybody counts
+    """Map each value to be marked to the masks of the means that it goes into. `lasting` are values
+    that are used further, for unknown purposes."""
+    into: dict[Key, set[Key] | None] = {}  # None: it goes into something in which everybody counts
 
     def add(value: Any, more: set[Key] | None) -> None:
         if isinstance(value, Key) and jnp.issubdtype(value.aval.dtype, jnp.inexact):
@@ -66,12 +66,12 @@ def masks(
                     add(value, part)
     sources = [*inputs, *(y for line in lines if line.speaks for y in line.outputs)]
     found = {source: list(means) for source in sources if (means := into.get(source))}
-    late = _late(lines)  # to find out first who counts there would ask for sums twice
+    late = _late(lines)  # computing their masks first would request sums twice
     return {s: means for s, means in found.items() if not late.intersection(means)}
 
 
 def _late(lines: Sequence[Line]) -> set[Any]:
-    """What depends on sums."""
+    """Return the values that depend on sums."""
     found: set[Any] = set()
     for line in lines:
         asks = line.speaks and line.eqn.primitive is not broadcast_p
@@ -81,7 +81,7 @@ def _late(lines: Sequence[Line]) -> set[Any]:
 
 
 def upstream(lines: Sequence[Line], wanted: Sequence[Key]) -> list[Line]:
-    """The lines that these values come from."""
+    """Return the lines that these values are computed by."""
     found, needed = [], set(wanted)
     for line in reversed(lines):
         if not needed.isdisjoint(line.outputs):
@@ -91,6 +91,6 @@ def upstream(lines: Sequence[Line], wanted: Sequence[Key]) -> list[Line]:
 
 
 def marked(x: Any, counts: Sequence[Any]) -> Any:
-    """A value that a client computes from, if it does not count in any of these."""
+    """Mark a value as a source, for clients that count in none of these means."""
     mask = jnp.any(jnp.stack([jnp.any(c) for c in counts]))
     return source_p.bind(x, mask) if isinstance(x, jax.core.Tracer) else x

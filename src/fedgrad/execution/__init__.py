@@ -1,1 +1,1 @@
-"""Executors: `reference` defines what a program means, every other one agrees with it."""
+"""Executors: `reference` defines the meaning of a program, and all others agree with it."""

@@ -1,9 +1,9 @@
-"""The clients of a placement: who sits where, and how those of one device are run and summed.
+"""The clients of a placement: their assignment to devices, and how one device runs and sums them.
 
-Clients of different sizes run in the order of their sizes, so that those that run together are
-about equally long. Where they may move, they are dealt to the devices like cards, so that every
-device has the same work. A device has as many seats as every other; some may stay empty. Those of
-a device run all at once (vmap) or chunk by chunk, by what is faster.
+Clients of different sizes are sorted by size, so that clients that run together take about equally
+long. Where clients may move, they are dealt to the devices in turn, like cards, so that all devices
+get the same amount of work. Every device has the same number of seats; some may stay empty. The
+clients of a device run all at once (vmap) or in chunks, whichever is faster.
 """
 
 from collections.abc import Callable
@@ -25,18 +25,19 @@ Array = jax.Array
 
 @dataclass(frozen=True, eq=False)
 class Seats:
-    """The seats of the clients of one placement."""
+    """The assignment of the clients of one placement to seats on devices."""
 
     clients: int
-    count: int  # seats, on all devices
-    devices: Devices | None = None  # None: there is one
-    client: Array | None = None  # which client is in each seat; None: they sit as they came
-    taken: Array | None = None  # is anybody there; None: in every seat
-    stay: bool = False  # nobody changes the device, and `client` counts from each one's first
-    own_stores: bool = False  # each device has a store of examples of its own clients
+    count: int  # seats on all devices together
+    devices: Devices | None = None  # None: a single device
+    client: Array | None = None  # the client in each seat; None: in the order of the arguments
+    taken: Array | None = None  # whether a seat has a client; None: all have
+    stay: bool = False  # clients stay on their devices; `client` is an index within the device
+    own_stores: bool = False  # each device stores only the examples of its own clients
 
     def seated(self, x: Any) -> Any:
-        """A value of all clients, one row for each seat. An empty seat repeats some client."""
+        """Rearrange a value of all clients to one row per seat. An empty seat repeats some
+        client."""
         if self.stay and self.devices is not None:
             return self.devices.own_rows(lambda x, order: x[order], x, self.client)
         if self.client is not None:
@@ -47,7 +48,7 @@ class Seats:
         return x
 
     def as_came(self, x: Any) -> Any:
-        """A value of all seats, one row for each client, in the order in which they came."""
+        """Rearrange a value of all seats to one row per client, in their original order."""
         if self.stay and self.devices is not None:
             return self.devices.own_rows(lambda x, order: x[jnp.argsort(order)], x, self.client)
         if self.client is not None:
@@ -60,31 +61,37 @@ class Seats:
         return x
 
     def result(self, x: Any) -> Any:
-        """A value of all seats as the caller gets it. Rows that cannot be split evenly are
-        everywhere."""
+        """Return a value of all seats as the caller gets it. Rows that cannot be split evenly are
+        replicated."""
         x = self.as_came(x)
         if self.devices is None or not self.devices.resident:
             return x
         return self.spread(x) if self.clients % self.devices.count == 0 else whole(x, self.devices)
 
     def spread(self, x: Any) -> Any:
-        """A value with one row for each seat, put where the seats are."""
+        """Shard a value with one row per seat over the devices of the seats."""
         if self.devices is None:
             return x
         return jax.lax.with_sharding_constraint(x, self.devices.split)
 
 
 def whole(x: Any, devices: Devices | None) -> Any:
-    """A value on every device, if that is where values live. So are those of which rows are picked:
-    otherwise XLA may pick them by an all-reduce."""
+    """Replicate a value on all devices, if values live on them. This includes values whose rows are
+    picked; otherwise XLA may pick them by an all-reduce."""
     if devices is None or not devices.resident:
         return x
     return jax.lax.with_sharding_constraint(x, devices.whole)
 
 
 def dealt(clients: int, sizes: Array | None, devices: Devices | None, may_move: bool) -> Seats:
-    """The seats of so many clients; `sizes` are their numbers of examples if these differ.
-    `may_move`: they may be on other devices than they came on."""
+    """Assign clients to seats.
+
+    Args:
+        clients: The number of clients.
+        sizes: Their numbers of examples, if these differ.
+        devices: The devices, or None for a single one.
+        may_move: Whether clients may run on other devices than those that hold their values.
+    """
     if devices is None:
         return Seats(clients, clients, client=None if sizes is None else jnp.argsort(-sizes))
     count = -(-clients // devices.count) * devices.count
@@ -101,7 +108,8 @@ def dealt(clients: int, sizes: Array | None, devices: Devices | None, may_move: 
 
 
 def at_home(arguments: list[Any]) -> Seats | None:
-    """The seats of clients who sit where their examples are; None if these are everywhere."""
+    """Return the seats of clients that run where their examples are, or None if all devices have
+    them."""
     cohorts = [part for part in parts(arguments) if isinstance(part, ClientData)]
     home = next((c.cohort for c in cohorts if isinstance(c, AtHome)), None)
     if home is None:
@@ -113,7 +121,7 @@ def at_home(arguments: list[Any]) -> Seats | None:
         )
     client = jnp.asarray(home.client)
     taken = client >= 0
-    # In an empty seat sits the smallest client, with what is there of other clients' examples.
+    # An empty seat gets the smallest client, which reads other clients' examples there.
     chosen = jnp.where(taken, client, jnp.argmin(home.count).astype(client.dtype))
     return Seats(len(home), len(client), home.devices, chosen, taken, own_stores=True)
 
@@ -126,43 +134,44 @@ OneClient = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[An
 
 @dataclass(frozen=True)
 class Work:
-    """What one client does. `to_derive` does the same in a form that JAX can differentiate, where
-    `run` is one that it cannot: for those who call `jax.grad` on a program that is being run."""
+    """The work of one client. If JAX cannot differentiate `run`, `to_derive` is an equivalent
+    function that it can, for callers of `jax.grad` on a program that is being run."""
 
     run: OneClient
     to_derive: OneClient | None = None
 
 
-# Bytes that a chunk of clients may touch. A device of several has one core, to which its clients
-# should stay near. A single device uses all cores, but only on operations that are large enough.
+# Bytes that a chunk of clients may touch. If there are several devices, each has one core, and its
+# clients should fit that core's cache. A single device uses all cores, but only for operations that
+# are large enough.
 CACHE = 160 * 2**10
 LARGE = 2 * 2**20
-SMALL_CLIENT = 2**20  # above that, one client's operations are large enough by themselves
-RAGGED_BLOCK = 5  # clients of different sizes that run together wait for the longest of them
+SMALL_CLIENT = 2**20  # above this, the operations of a single client are large enough
+RAGGED_BLOCK = 5  # clients of different sizes that run together wait for the longest one
 
 
 @dataclass(frozen=True)
 class Clients:
-    """How many clients a device has and how they are to be run."""
+    """The number of clients of a device, and how to run them."""
 
     count: int
     ragged: bool
     chunk: int | None
-    alone: bool  # the device is the only one of its processor
-    bytes: int  # of one client's own data and messages
-    sums: tuple[Any, ...]  # what each sends, as shapes and dtypes
+    alone: bool  # it is the only device of its process
+    bytes: int  # one client's own data and messages
+    sums: tuple[Any, ...]  # shapes and dtypes of what each client sends
 
     @property
     def at_a_time(self) -> int:
-        """How many run together."""
+        """The number of clients that run together."""
         if self.chunk is not None:
             return min(self.chunk, self.count)
         if jax.default_backend() != "cpu":
-            return self.count  # an accelerator wants as much at once as there is
+            return self.count  # an accelerator is fastest with everything at once
         large = self.alone and self.bytes <= SMALL_CLIENT
         fits = max(1, (LARGE if large else CACHE) // max(self.bytes, 1))
         most = min(self.count, fits, RAGGED_BLOCK if self.ragged else self.count)
-        # A chunk that divides the cohort needs no masks, and is nearly as good as the largest.
+        # A chunk that divides the cohort needs no masks, and is nearly as fast as the largest one.
         return next((c for c in range(most, most // 2, -1) if self.count % c == 0), most)
 
 
@@ -174,8 +183,9 @@ def map_sum(
     shared: list[Any],
     each: list[Any],
 ) -> tuple[list[Array], list[Array]]:
-    """The sums over the clients of a device, in the dtype in which they were added up, and what
-    stays with each of them (stacked). `counts`: who counts in the sums; None: everybody."""
+    """Return the sums over the clients of a device, in the dtype of the accumulation, and the
+    values that stay with each of them (stacked). `counts` selects the clients that are summed; None
+    means all."""
     n, chunk = clients.count, clients.at_a_time
     if counts is not None:
         derived = None if work.to_derive is None else _seated(work.to_derive)
@@ -187,7 +197,8 @@ def map_sum(
     def step(carry: Any, _: None) -> tuple[Any, list[Array]]:
         i, totals = carry
         start = jnp.minimum(i * chunk, n - chunk)
-        # The last chunk is moved back to be full; the clients it repeats are left out of its sum.
+        # The last chunk is moved back to be full; clients that it repeats are masked out of its
+        # sum.
         now = start + jnp.arange(chunk, dtype=jnp.int32) >= i * chunk if n % chunk else None
         if counts is not None:
             here = jax.lax.dynamic_slice_in_dim(counts, start, chunk)
@@ -199,15 +210,15 @@ def map_sum(
         return (i + 1, added), kept
 
     steps = -(-n // chunk)
-    # The chunks are counted along: a list of their numbers would grow with the cohort.
+    # Carry the chunk number: an array of chunk numbers would grow with the cohort.
     first = (jnp.int32(0), [sums.zero(s) for s in clients.sums])
     (_, totals), kept = jax.lax.scan(step, first, None, length=steps)
     return [sums.finish(s) for s in totals], [_joined(k, n, chunk) for k in kept]
 
 
 def _seated(one: OneClient) -> OneClient:
-    """The work of a seat that may be empty, as the first of its values says. An empty one computes
-    with whatever rows are there; if that is NaN, `jax.grad` must not pull it back."""
+    """Wrap the work of one client for a seat that may be empty, which the first value says. An
+    empty seat computes with arbitrary rows; if these give NaN, `jax.grad` must not propagate it."""
 
     def seated(down: list[Any], shared: list[Any], each: list[Any]) -> Any:
         taken, *own = each
@@ -236,14 +247,15 @@ def _for_all(one: OneClient, n: int) -> Callable[..., tuple[list[Array], list[Ar
         return jax.vmap(one, in_axes=(None, None, 0), axis_size=n)
 
     def single(down: list[Any], shared: list[Any], each: list[Any]) -> Any:
-        # One client needs no vectorized operations, and some of those are slow.
+        # A single client needs no vectorized operations, some of which are slow.
         return jax.tree.map(lambda x: jnp.asarray(x)[None], one(down, shared, [x[0] for x in each]))
 
     return single
 
 
 def _joined(kept: Array, n: int, chunk: int) -> Array:
-    """Chunks (steps, chunk, ...) as clients (n, ...), without those that the last one repeats."""
+    """Reshape chunks (steps, chunk, ...) to clients (n, ...), without the repeats of the last
+    chunk."""
     if n % chunk == 0:
         return kept.reshape(n, *kept.shape[2:])
     full = (kept.shape[0] - 1) * chunk

@@ -1,13 +1,15 @@
 """Convolutions as matrix products.
 
-XLA on CPU runs a convolution inside of a loop slowly (jax-ml/jax#12868), also a grouped one, which
-it becomes if clients with kernels of their own are vectorized. Client stages are loops. So there a
-convolution is computed as one matrix product over shifted slices, in one of three ways:
+XLA on CPU is slow for a convolution inside a loop (jax-ml/jax#12868), including the grouped
+convolution that results from vectorizing clients with their own kernels. Client stages are loops,
+so there a convolution is computed as one matrix product over shifted slices, in one of three ways:
 
-- by window: every tap of a small kernel is one slice of the image;
-- by output: every place of a small output is one slice; so is the gradient by a kernel;
-- by sum: the product comes first and is then added up where it belongs; so is the gradient by the
-  image, also of a strided convolution, without multiplying the zeros between its strides.
+- by window: each tap of a small kernel is one slice of the image;
+- by output: each position of a small output is one slice; also for the gradient with respect to a
+  kernel;
+- by sum: the product comes first and is then added up at its output positions; also for the
+  gradient with respect to the image, even of a strided convolution, without multiplying the zeros
+  between the strides.
 """
 
 import functools
@@ -25,21 +27,22 @@ from jax import lax
 from fedgrad.core.evaluate import Rules
 from fedgrad.core.primitives import jax_primitives, wide
 
-MAX_SLICES = 128  # the gain shrinks with their number: 10x for 3 x 3, 1.8x for 11 x 11
-MOVE = 32  # estimate: so many multiplications take as long as one number written and read
+MAX_SLICES = 128  # the speedup shrinks with their number: 10x for 3 x 3, 1.8x for 11 x 11
+MOVE = 32  # estimate: multiplications that take as long as writing and reading a number
 
 Sizes = tuple[int, ...]
 
 
 def default_rules() -> Rules:
-    """The rules that make convolutions fast on this backend: none where XLA's own are fast."""
+    """Return the rules that make convolutions fast on this backend; none where XLA's own are
+    fast."""
     if jax.default_backend() != "cpu":
         return {}
     return {jax_primitives.conv_general_dilated_p: as_matmul}
 
 
 def as_matmul(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
-    """The rule for `lax.conv_general_dilated`; None where it would take too many slices."""
+    """Apply the rule for `lax.conv_general_dilated`; return None where it needs too many slices."""
     conv = _read(eqn.params, *inputs)
     if conv is None:
         return None
@@ -57,11 +60,12 @@ def as_matmul(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
 
 @dataclass(frozen=True)
 class _Conv:
-    """A convolution with its dimensions in order; groups, of batch or features, come first."""
+    """A convolution with its dimensions in a fixed order; groups, of batch or features, come
+    first."""
 
     x: Any  # (*group, batch, *space, feature)
     kernel: Any  # (*group, *window, feature, out feature)
-    groups: Sizes  # () if there is one: with a dimension of 1, XLA would not see equal slices
+    groups: Sizes  # () for a single group: XLA would not detect equal slices with a dimension of 1
     places: Sizes  # spatial shape of the output
     strides: Sizes
     padding: tuple[tuple[int, int], ...]
@@ -89,7 +93,8 @@ class _Conv:
         )
 
     def slice(self, x: Any, start: Sizes, counts: Sizes, steps: Sizes) -> Any:
-        """So many places, by steps, of each spatial dimension of (*group, any, *space, any)."""
+        """Take `counts` positions, `steps` apart, of each spatial dimension of (*group, any,
+        *space, any)."""
         stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, counts, steps, strict=True)]
         before, last = x.shape[: -len(start) - 1], x.shape[-1]
         zeros, ones = (0,) * len(before), (1,) * len(before)
@@ -100,7 +105,7 @@ class _Conv:
 
 
 def _by_window(conv: _Conv) -> Any:
-    """(taps of) x @ kernel: contracts over (tap, feature)."""
+    """Compute (taps of) x @ kernel, contracting over (tap, feature)."""
     x = conv.padded(conv.x)
     taps = [
         conv.slice(x, at, conv.places, conv.strides) for at in _positions(conv.window, conv.gaps)
@@ -110,9 +115,9 @@ def _by_window(conv: _Conv) -> Any:
 
 
 def _by_output(conv: _Conv) -> Any:
-    """(places of) x^T @ kernel: contracts over (feature, window)."""
-    # Feature first and batch last: where this is the gradient by a kernel, that is the order that
-    # the image had in the convolution itself, so XLA finds the slices of both to be the same.
+    """Compute (positions of) x^T @ kernel, contracting over (feature, window)."""
+    # Feature first and batch last: for the gradient with respect to a kernel, this is the order of
+    # the image in the convolution itself, so XLA detects that both use the same slices.
     first = len(conv.groups)
     x = conv.padded(jnp.swapaxes(conv.x, first, -1))
     places = [
@@ -125,7 +130,7 @@ def _by_output(conv: _Conv) -> Any:
 
 
 def _by_sum(conv: _Conv) -> Any:
-    """Sum over taps of shifted (x @ kernel): contracts over the feature alone."""
+    """Sum over taps of shifted (x @ kernel), contracting over the feature only."""
     first, last, outs = len(conv.groups), conv.x.ndim - 1, conv.kernel.shape[-1]
     kernel = jnp.moveaxis(conv.kernel, -2, first)
     kernel = kernel.reshape(*conv.groups, conv.x.shape[-1], -1)
@@ -181,7 +186,7 @@ def _read(params: dict[str, Any], lhs: Any, rhs: Any) -> _Conv | None:
     if not math.prod((*x.shape, *kernel.shape, *places)):
         return None
     groups = () if by_batch * by_feature == 1 else (by_batch * by_feature,)
-    if groups:  # only one of the two is not 1
+    if groups:  # at most one of the two exceeds 1
         kernel = _split(kernel, kernel.ndim - 1, groups[0])
         x = _split(x, 0, by_batch) if by_batch > 1 else _split(x, x.ndim - 1, by_feature)
     return _Conv(
@@ -220,7 +225,7 @@ def _places(params: dict[str, Any], size: Sizes, taps: Sizes) -> Sizes:
 
 
 def _write(conv: _Conv, params: dict[str, Any], out: Any) -> Any:
-    """(*group, batch, *space, feature) in the order that was asked for."""
+    """Transpose (*group, batch, *space, feature) to the requested order."""
     batch, feature, *space = params["dimension_numbers"].out_spec
     out = out.astype(conv.dtype)
     if conv.groups:

@@ -1,4 +1,4 @@
-"""Several devices: one axis of a mesh, over which clients are spread and their sums are taken."""
+"""Several devices: one axis of a mesh, over which clients are spread and summed."""
 
 import functools
 from collections import Counter
@@ -17,10 +17,10 @@ Array = jax.Array
 
 @dataclass(frozen=True)
 class Devices:
-    """The axis of a mesh that clients are spread over. Other axes repeat the same work.
+    """The axis of a mesh over which clients are spread. Other axes repeat the same work.
 
-    `resident`: values live on these devices, those of clients split and those of the server whole
-    on each. Otherwise the devices only share the work, and JAX decides where values are.
+    With `resident`, values live on these devices: client values are split, server values
+    replicated. Otherwise the devices only share the work, and JAX decides where values live.
     """
 
     mesh: jax.sharding.Mesh
@@ -33,12 +33,12 @@ class Devices:
 
     @functools.cached_property
     def devices_of(self) -> dict[int, int]:
-        """How many devices each process has, by its number."""
+        """The number of devices of each process, by its index."""
         return dict(sorted(Counter(d.process_index for d in self.mesh.devices.flat).items()))
 
     @functools.cached_property
     def own(self) -> list[int]:
-        """Which places along the axis are this process's."""
+        """The positions along the axis that belong to this process."""
         places = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(self.axis), 0)
         owners = [{d.process_index for d in place} for place in places.reshape(self.count, -1)]
         if any(len(found) > 1 for found in owners):
@@ -50,17 +50,17 @@ class Devices:
 
     @property
     def split(self) -> jax.sharding.NamedSharding:
-        """Where a client value is: each device has its share of the clients."""
+        """The sharding of a client value: each device has its share of the clients."""
         return jax.sharding.NamedSharding(self.mesh, jax.P(self.axis))
 
     @property
     def whole(self) -> jax.sharding.NamedSharding:
-        """Where a server value is: everywhere."""
+        """The sharding of a server value: replicated."""
         return jax.sharding.NamedSharding(self.mesh, jax.P())
 
     def total(self, fun: Callable[..., Any], *args: Any, split: tuple[bool, ...]) -> Any:
-        """`fun` on every device, with its share of the arguments that are split and all of the
-        others. It gives (values to be summed over devices, values that stay split)."""
+        """Run `fun` on each device with its share of the split arguments and all of the others. It
+        returns (values to be summed over devices, values that stay split)."""
 
         def here(*args: Any) -> Any:
             totals, kept = fun(*args)
@@ -69,14 +69,14 @@ class Devices:
         return self._shard_map(here, split, (jax.P(), jax.P(self.axis)))(*args)
 
     def own_rows(self, fun: Callable[..., Any], *args: Any) -> Any:
-        """`fun` of every device's own rows of split values, which gives a split value."""
+        """Apply `fun` to each device's own rows of split values; the result is split, too."""
         return self._shard_map(fun, (True,) * len(args), jax.P(self.axis))(*args)
 
     def _shard_map(self, fun: Any, split: tuple[bool, ...], out: Any) -> Callable[..., Any]:
-        # Stages are traced and differentiated before they get here. JAX's own account of what
-        # differs between devices (check_vma) would reject their loops; and to a derivative with
-        # respect to a value that is the same everywhere it adds a sum over devices, which would be
-        # silently wrong for a client's own derivative.
+        # Stages are traced and differentiated before they get here. JAX's tracking of what differs
+        # between devices (check_vma) would reject their loops; and to a derivative with respect to
+        # a replicated value it adds a sum over devices, which would be silently wrong for a
+        # client's own derivative.
         specs = tuple(jax.P(self.axis) if s else jax.P() for s in split)
         return jax.shard_map(fun, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
 
@@ -85,10 +85,10 @@ class Devices:
 
 
 def sum_over_devices(xs: list[Array], axis: str, devices: int) -> list[Array]:
-    """The sums of all values of a message, of whatever dtypes, in one all-reduce.
+    """Sum all values of a message, of any dtypes, in one all-reduce.
 
-    They travel in one vector. Its dtype is the widest floating one among them; integers are cut
-    into digits that are so small that their sums are exact in it.
+    They travel in one vector of the widest floating-point dtype among them. Integers are cut into
+    digits small enough that their sums are exact in it.
     """
     if not xs:
         return []
@@ -131,8 +131,8 @@ def _unpack(total: Array, dtype: Any, devices: int) -> Array:
 
 
 def _digits(dtype: Any, carrier: Any, devices: int) -> tuple[list[Any], Any]:
-    """By how much to shift for each digit, and the mask of one: as many bits as fit into both
-    dtypes, less those that the sum over devices adds."""
+    """Return the shift of each digit and the mask of one: as many bits as fit into both dtypes,
+    minus those that the sum over devices adds."""
     width = 8 * dtype.itemsize
     unsigned = jnp.dtype(f"uint{width}").type
     bits = min(jnp.finfo(carrier).nmant + 1, width) - (devices - 1).bit_length()

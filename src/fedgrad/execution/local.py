@@ -1,9 +1,9 @@
-"""The default executor: the whole plan as one function that JAX compiles, many clients at a time.
+"""The default executor: compiles the whole plan as one JAX function, many clients at a time.
 
 Clients are vectorized, as many at once as fit into the processor's cache, and their sums are
-accumulated; so a cohort of any size runs in the memory of one chunk. Clients of different sizes
-are sorted by size, so that those that run together are about equally long. Where there are several
-local devices, each takes its share of the clients.
+accumulated, so a cohort of any size runs in the memory of one chunk. Clients of different sizes are
+sorted by size, so that those that run together take about equally long. If there are several local
+devices, each takes its share of the clients.
 """
 
 import functools
@@ -36,11 +36,12 @@ from fedgrad.planning.plan import Plan, ready_plan
 class Local:
     """Runs a program on this machine.
 
-    `chunk`: how many clients run at a time; by default as many as fit into the cache. If you set
-    it, clients also remember nothing between rounds (they compute it again), so that memory does
-    not grow with the cohort in any mode of differentiation.
-    `devices`: over how many local devices the clients are dealt; by default all.
-    `aggregator`: how sums are computed.
+    Args:
+        chunk: The number of clients that run at a time; by default as many as fit into the cache.
+            If it is set, clients also keep nothing between rounds but recompute it, so that memory
+            does not grow with the cohort in any mode of differentiation.
+        devices: The number of local devices that share the clients; by default all.
+        aggregator: How sums are computed.
     """
 
     chunk: int | None = None
@@ -52,7 +53,7 @@ class Local:
             require_positive("local", name, getattr(self, name))
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
-        """The program as a function of its arguments by name."""
+        """Return the program as a function of its arguments by name."""
         chosen = jax.local_devices()[: self.devices]
         devices = Devices(jax.sharding.Mesh(chosen, ("devices",)), "devices")
         over = devices if len(chosen) > 1 else None
@@ -63,7 +64,7 @@ class Local:
 
 
 def require_positive(executor: str, name: str, value: Any) -> None:
-    """An option of an executor is None or a number of at least 1."""
+    """Raise unless an option of an executor is None or an integer of at least 1."""
     if value is not None and (not isinstance(value, int) or value < 1):
         raise ArgumentError.here(f"{executor}({name}={value!r}): give a number of at least 1.")
 
@@ -71,8 +72,9 @@ def require_positive(executor: str, name: str, value: Any) -> None:
 def compile_program(
     program: Program, chunk: int | None, devices: Devices | None, aggregator: Aggregator
 ) -> Callable[[dict[str, Any]], Any]:
-    """The program as a function of its arguments by name. `chunk`: how many clients run at a time;
-    `devices`: on which they are spread, if on several; `aggregator`: how they are summed."""
+    """Return the program as a function of its arguments by name. `chunk` is the number of clients
+    that run at a time, `devices` are those that share the clients if there are several, and
+    `aggregator` defines how they are summed."""
     names = tuple(program.signature.parameters)
 
     def run(*values: Any) -> Any:
@@ -87,7 +89,7 @@ def compile_program(
         try:
             return compiled(*[arguments[name] for name in names])
         except TypeError:
-            read_arguments(program, arguments)  # says it better, if it is about an argument
+            read_arguments(program, arguments)  # raises a clearer error if an argument is the cause
             raise
 
     return call
@@ -106,13 +108,13 @@ def _run(
     args = read_arguments(program, arguments)
     plan = ready_plan(program, args, chunk is not None, aggregator)
     if not resident and max(args.clients.values(), default=1) == 1:
-        devices = None  # a client alone is faster with all cores
+        devices = None  # a single client is faster with all cores
     seats = {}
     for at, n in args.clients.items():
         may_move = not resident or _is_light(at, args, plan)
         mine = [arguments[name] for name, p in program.placements.items() if p.name == at]
         seats[at] = at_home(mine) or dealt(n, args.sizes.get(at), devices, may_move)
-    # One row for each seat instead of one for each client.
+    # One row per seat instead of one per client.
     inputs = [
         seats[v.at].seated(x) if is_client(v.at) and not v.shared else x
         for v, x in zip(args.values, args.leaves, strict=True)
@@ -130,7 +132,8 @@ def _run(
 
 
 def _is_light(placement: str, args: Arguments, plan: Plan) -> bool:
-    """Is it nothing to move a client to another device: is it only its place in a store?"""
+    """Whether moving a client to another device costs nothing, because it is only a position in a
+    store."""
     own = [v for v in args.values if v.at == placement and not v.shared]
     results = [v for v in plan.graph.outputs if v.at == placement]
     return not results and all(v.aval.shape == () for v in own)
@@ -138,7 +141,7 @@ def _is_light(placement: str, args: Arguments, plan: Plan) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Vectorized(Walk):
-    """A client value is one array with a row for each seat."""
+    """Represents a client value as one array with a row per seat."""
 
     indices: dict[str, Any]
     ragged: set[str]
@@ -186,7 +189,7 @@ class _Vectorized(Walk):
             plain.update(default_rules())
         fast = dict(plain)
         if any(e.primitive is source_p for e in stage.equations):
-            fast[source_p] = as_it_is  # run and not differentiated, what is marked is what it is
+            fast[source_p] = as_it_is  # marks matter only to derivatives
         loops = jax_primitives.scan_p in inside and ends_early(stage.equations)
         if loops or exchange.placement in self.ragged:
             fast[jax_primitives.dynamic_slice_p] = one_by_one
@@ -217,13 +220,14 @@ class _Vectorized(Walk):
 
 
 def _time_first(x: Any, at: str) -> Any:
-    """Swap the axes over clients and over iterations of a client value."""
+    """Swap the axes of clients and of iterations of a client value."""
     return jnp.swapaxes(x, 0, 1) if is_client(at) else x
 
 
 def _only_by_fedgrad(results: list[Any], name: str, lines: tuple[str, ...]) -> list[Any]:
-    """The results, refusing to be differentiated by JAX: a function with a custom derivative and
-    communication inside was opened to be run, so JAX would silently take another derivative."""
+    """Make results raise an error if JAX differentiates them. To run a function with a custom
+    derivative and communication inside, it was inlined, so JAX would silently compute a different
+    derivative."""
     same = jax.custom_jvp(lambda xs: xs)
 
     def refuse(primals: Any, tangents: Any) -> Any:

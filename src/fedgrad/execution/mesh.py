@@ -1,8 +1,8 @@
-"""Clients over the devices of a mesh, of one process or of many (`jax.distributed`).
+"""Clients spread over the devices of a mesh, in one process or in many (`jax.distributed`).
 
-Every device runs its share of the clients in chunks, as the local executor does, and adds up what
-they send; then there is one all-reduce for each message to the server. What the server does, every
-device does for itself. Client values are split over the devices and stay there.
+Each device runs its share of the clients in chunks, like the local executor, and sums what they
+send; then one all-reduce per message completes the sum. Every device repeats the server's work.
+Client values are split over the devices and stay there.
 """
 
 import dataclasses
@@ -26,10 +26,11 @@ from fedgrad.execution.placing import placed
 class Mesh:
     """Runs a program with its clients spread over one axis of a `jax.sharding.Mesh`.
 
-    `mesh`: by default one axis over all devices of all processes.
-    `axis`: the one that clients are spread over; along others the same work is repeated.
-    `chunk`: how many clients a device runs at a time, as in `local`.
-    `aggregator`: how sums are computed.
+    Args:
+        mesh: The mesh; by default one axis over all devices of all processes.
+        axis: The axis over which clients are spread; other axes repeat the same work.
+        chunk: The number of clients that a device runs at a time, as in `local`.
+        aggregator: How sums are computed.
     """
 
     mesh: jax.sharding.Mesh | None = None
@@ -54,32 +55,40 @@ class Mesh:
 
     @property
     def devices(self) -> Devices:
-        """The devices that clients are spread over."""
+        """The devices over which clients are spread."""
         if self.mesh is None:
             mesh = jax.sharding.Mesh(jax.devices(), (self.axis,))
-        else:  # without JAX's "explicit" axes, whose types say what is split and reject our loops
+        else:  # not JAX's "explicit" axes, whose sharding types reject our loops
             mesh = jax.sharding.Mesh(self.mesh.devices, self.mesh.axis_names)
         return Devices(mesh, self.axis, resident=True)
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
-        """The program as a function of its arguments by name."""
+        """Return the program as a function of its arguments by name."""
         devices = self.devices
         run = compile_program(program, self.chunk, devices, self.aggregator)
         return lambda arguments: run(placed(program, devices, arguments))
 
     def shard(self, own: Any) -> Any:
-        """Values of this process's clients as values of all processes' clients.
+        """Combine the values of this process's clients with those of all other processes.
 
-        `own` is a pytree of arrays with one row for each client of this process; every process has
-        the same number of clients, a multiple of its devices. Gives global arrays, split over the
-        mesh: nothing leaves the process. Clients are numbered by process.
+        Clients are numbered by process. No data leaves the process.
+
+        Args:
+            own: A pytree of arrays with one row per client of this process. Every process has the
+                same number of clients, a multiple of the number of its devices.
+
+        Returns:
+            A pytree of global arrays, split over the mesh.
         """
         return sharded.shard(own, self.devices)
 
     def population(self, own: Sequence[Any]) -> Population:
-        """A population whose examples stay where they are: of all processes' clients, of which this
-        process has `own` (as for `fg.population`), and spread over the devices of each process.
+        """Make a population of the clients of all processes whose examples stay where they are.
 
-        Clients are numbered by process. Sampling is as from `fg.population` of all of them.
+        The clients are spread over the devices of their process, and numbered by process. Sampling
+        gives the same cohorts as from an `fg.population` of all clients.
+
+        Args:
+            own: The clients of this process, as for `fg.population`.
         """
         return sharded.population(own, self.devices, self)

@@ -1,8 +1,8 @@
-"""Values of one process as values of all of them.
+"""Combines the values of several processes.
 
 Under `jax.distributed` every process runs the same program. An argument that is not a global array
-stands for one that all processes have; nothing in JAX checks that they do, and if they do not, each
-computes something else. Here it is checked.
+stands for a value that all processes have in common. JAX does not check that it is the same in all
+of them; if it is not, each computes something else. This module checks it.
 """
 
 import functools
@@ -20,7 +20,7 @@ from fedgrad.execution.devices import Devices
 
 
 def require_equal(devices: Devices, values: dict[str, list[Any]], of: str) -> None:
-    """An error in every process if values with the same name differ between them."""
+    """Raise in every process if values of the same name differ between processes."""
     digests = np.stack([_digest(leaves) for leaves in values.values()])
     for name, given in zip(values, np.moveaxis(gather(devices, digests), 1, 0), strict=True):
         if (given != given[0]).any():
@@ -32,7 +32,7 @@ def require_equal(devices: Devices, values: dict[str, list[Any]], of: str) -> No
 
 
 def gather(devices: Devices, x: np.ndarray) -> np.ndarray:
-    """The arrays of all processes, which have the same shape, stacked."""
+    """Stack the arrays of all processes, which have the same shape."""
     if len(devices.devices_of) == 1:
         return x[None]
     mesh, replicate = _one_device_each(devices)
@@ -51,7 +51,7 @@ def _one_device_each(devices: Devices) -> tuple[jax.sharding.Mesh, Callable[[Any
 
 
 def make_global(x: Any, sharding: jax.sharding.NamedSharding) -> jax.Array:
-    """A value that every process has, as one array of all of them."""
+    """Turn a value that every process has into one global array."""
     if is_key(x):
         data = make_global(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
@@ -72,7 +72,7 @@ def is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-# The digest of an array that does not change is computed once: a store of examples is large.
+# Digests of immutable arrays are cached, because a store of examples is large.
 _known: dict[int, tuple[weakref.ref[Any], bytes]] = {}
 
 

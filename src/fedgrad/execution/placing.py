@@ -1,4 +1,4 @@
-"""Putting arguments where a program runs."""
+"""Moves arguments to the devices of a program."""
 
 import dataclasses
 from typing import Any
@@ -14,9 +14,10 @@ from fedgrad.execution.sharded import ShardedCohort
 
 
 def placed(program: Program, devices: Devices, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as arrays on the devices; what is there already or is traced stays as it is.
+    """Return the arguments as arrays on the devices; arrays already there and tracers are
+    unchanged.
 
-    Client values are split where they can be. What belongs to the server is everywhere.
+    Client values are split where possible. Server values are replicated.
     """
     leaves, tree = jax.tree.flatten(arguments)
     wanted = jax.tree.leaves(
@@ -40,7 +41,7 @@ def placed(program: Program, devices: Devices, arguments: dict[str, Any]) -> dic
 
 def _client(argument: Any, devices: Devices) -> Any:
     def part(x: Any) -> Any:
-        if isinstance(x, ClientData):  # small vectors, and a store that every client may be in
+        if isinstance(x, ClientData):  # small vectors, and a store with the examples of all clients
             everywhere = jax.tree.map(lambda _: devices.whole, x)
             if not isinstance(x, ShardedCohort):
                 return everywhere
@@ -56,14 +57,14 @@ def _client(argument: Any, devices: Devices) -> Any:
 def _is_away(x: Any, devices: Devices) -> bool:
     if isinstance(x, jax.core.Tracer):
         return False
-    if not isinstance(x, jax.Array):  # what is neither, JAX knows better than we
+    if not isinstance(x, jax.Array):  # leave other types to JAX
         return isinstance(x, (np.ndarray, np.generic)) and x.dtype != object
-    # On the same devices but of another mesh, it would be compiled for again.
+    # The same devices in another mesh would cause a recompilation.
     return getattr(x.sharding, "mesh", None) != devices.mesh
 
 
 def _require_equal(program: Program, devices: Devices, arguments: dict[str, Any]) -> None:
-    """Values that a process brings along by itself have to be the same in all processes."""
+    """Raise unless values that are local to each process are the same in all of them."""
 
     def is_own(x: Any) -> bool:
         if isinstance(x, jax.Array):

@@ -1,10 +1,10 @@
 """Rules for clients of different sizes that run together: loops that end when their client is done,
-and reading batches of several clients from one store.
+and reading the batches of several clients from one store.
 
-`fg.Examples.fold` is traced as a scan of static length whose steps past the client's own number do
-nothing, because that form can be differentiated in every mode. Run as it is, every client would
-take as long as the largest one. Where the scan only carries (nothing is pulled back through it),
-it is run as a loop with a dynamic trip count instead.
+`fg.Examples.fold` is traced as a scan of static length whose steps beyond the client's own number
+do nothing, because this form can be differentiated in every mode. Run directly, every client would
+take as long as the largest one. So a scan that only carries values (and that is not differentiated
+in reverse) runs as a loop with a dynamic trip count instead.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from fedgrad.core.primitives import JaxprEqn, Literal, inner_jaxprs, jax_primiti
 
 
 def early_exit(inside: Rules) -> Rule:
-    """The rule for scans; `inside` are the rules for what they contain."""
+    """Return the rule for scans; `inside` are the rules for the equations in their bodies."""
 
     def rule(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any] | None:
         form = _masked(eqn.params)
@@ -49,7 +49,7 @@ def early_exit(inside: Rules) -> Rule:
 
 
 def ends_early(equations: Iterable[Equation | JaxprEqn]) -> bool:
-    """Is there a loop, also deep inside, to which the rule applies?"""
+    """Whether the rule applies to any loop, including nested ones."""
     return any(
         (e.primitive is jax_primitives.scan_p and _masked(e.params) is not None)
         or any(ends_early(jaxpr.eqns) for jaxpr in inner_jaxprs(e.params))
@@ -58,8 +58,8 @@ def ends_early(equations: Iterable[Equation | JaxprEqn]) -> bool:
 
 
 def _masked(params: dict[str, Any]) -> tuple[int, int, JaxprEqn] | None:
-    """(position of the counter, of the number of steps, the cond) if a scan's body is exactly
-    `carry = cond(i < times, step, identity)(carry); i = i + 1`, else None."""
+    """Return (position of the counter, position of the number of steps, the cond) if a scan's body
+    is exactly `carry = cond(i < times, step, identity)(carry); i = i + 1`, else None."""
     scan = scan_of(params)
     jaxpr = scan.bodies[0].jaxpr
     if scan.reverse or scan.bodies[0].consts:
@@ -89,7 +89,7 @@ def _masked(params: dict[str, Any]) -> tuple[int, int, JaxprEqn] | None:
 
 
 def _idles(cond: JaxprEqn, before: list[Any], after: list[Any], counter: int) -> bool:
-    """Does the cond's false branch give back the carry, and does nothing else change it?"""
+    """Whether the cond's false branch returns the carry, and nothing else changes it."""
     branches = cond_of(cond.params).bodies
     idle = branches[0].jaxpr
     if len(branches) != 2 or idle.eqns:
@@ -107,13 +107,13 @@ def _idles(cond: JaxprEqn, before: list[Any], after: list[Any], counter: int) ->
     return True
 
 
-# Under vmap, a slice that starts elsewhere for each client becomes a gather, which takes XLA on a
-# CPU about four times as long as slicing client by client. With few clients, do the latter.
-MOST = 16  # clients at a time; above that the slices are too many operations
+# Under vmap, slices with a different start per client become a gather, which on CPU takes XLA about
+# four times as long as slicing client by client. With few clients, do the latter.
+MOST = 16  # clients at a time; with more, there would be too many slice operations
 
 
 def one_by_one(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any] | None:
-    """The rule for `dynamic_slice`."""
+    """Apply the rule for `dynamic_slice`."""
     sizes = eqn.params["slice_sizes"]
 
     @jax.custom_batching.custom_vmap

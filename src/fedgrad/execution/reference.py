@@ -1,6 +1,6 @@
-"""The definition of what a program means: a plain Python loop over steps, clients and rounds.
+"""The definition of a program's meaning: a plain Python loop over steps, clients and rounds.
 
-It is slow and it is meant to be read. Every other executor is tested against it.
+It is slow and meant to be read. Every other executor is tested against it.
 """
 
 from abc import abstractmethod
@@ -27,14 +27,20 @@ Observer = Callable[[str, int, list[Any], list[Any]], None]
 @known_fields_of("reference")
 @dataclass(frozen=True)
 class Reference:
-    """Runs clients one after another, in Python. `observe` sees everything that is sent."""
+    """Runs clients one after another in Python.
+
+    Args:
+        observe: Called with everything that is sent: `observe(placement, client, down, up)`.
+        recompute: Whether clients keep nothing between rounds, but compute it again.
+        aggregator: How sums are computed.
+    """
 
     observe: Observer | None = None
     recompute: bool = False
     aggregator: Aggregator = field(default=plain, repr=False)
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
-        """The program as a function of its arguments by name."""
+        """Return the program as a function of its arguments by name."""
 
         def run(arguments: dict[str, Any]) -> Any:
             args = read_arguments(program, arguments)
@@ -52,18 +58,18 @@ class Reference:
 
 
 class InPython(Walk):
-    """Loops run here, one iteration after another."""
+    """A walk that runs loops in Python, one iteration after another."""
 
     @abstractmethod
     def row(self, x: Any, i: int) -> Any:
-        """A row of what a scan goes over: of the server's array, or of each client's."""
+        """Return row `i` of an array that a scan iterates over, of the server or of each client."""
 
     @abstractmethod
     def stacked(self, rows: Sequence[Any]) -> Any:
-        """Iterations as one array: of the server, or of each client."""
+        """Stack iterations into one array, of the server or of each client."""
 
     def iteration(self, body: Graph, inputs: list[Any], i: int | None, at: Any) -> list[Any]:
-        """One iteration of a loop; `i` is None where the data decide how many there are."""
+        """Run one iteration of a loop; `i` is None if the trip count depends on data."""
         return self.run(body, inputs, at)
 
     def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
@@ -73,14 +79,14 @@ class InPython(Walk):
         return [*outputs, *map(self._nothing, loop.outputs[len(outputs) :])]
 
     def _nothing(self, value: Value) -> Any:
-        """No iterations as one array."""
+        """Return the stacked result of zero iterations."""
         empty = jnp.zeros(value.aval.shape, value.aval.dtype)
         return self.at_clients(empty, value.at) if is_client(value.at) else empty
 
 
 @dataclass(frozen=True, eq=False)
 class _OneByOne(InPython):
-    """A client value is a list with one entry per client."""
+    """Represents a client value as a list with one entry per client."""
 
     clients: dict[str, int]
     indices: dict[str, Any]

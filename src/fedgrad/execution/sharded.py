@@ -1,7 +1,7 @@
-"""A population whose examples are spread over the devices: each has those of its own clients.
+"""A population whose examples are spread over devices, each holding those of its own clients.
 
-Clients do not move: who is chosen runs on the device that has its examples. So a cohort may give
-some devices more to do than others, and has a few empty seats on those.
+Clients do not move: a chosen client runs on the device that has its examples. So a cohort may give
+some devices more work than others, and leave a few empty seats on those with less.
 """
 
 import dataclasses
@@ -29,21 +29,22 @@ from fedgrad.execution.multi_process import gather, is_key
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, repr=False)
 class ShardedCohort(Cohort):
-    """A cohort of a population that is spread over devices, with a seat for each client on the
-    device that has its examples."""
+    """A cohort of a population that is spread over devices. Each client has a seat on the device
+    that has its examples."""
 
-    client: Any  # of each seat: which client of the cohort, -1 for nobody
+    client: Any  # for each seat the index of a client of the cohort, or -1
     devices: Devices = field(metadata={"static": True})
 
 
 @dataclass(frozen=True, eq=False)
 class AtHome(ClientData):
-    """A cohort as each device sees it: the part of the store that is there."""
+    """A cohort as seen by each device: with the part of the store that the device has."""
 
     cohort: ShardedCohort
 
     def seen(self, where: str) -> Seen:
-        """Offsets count from the first row of the device."""
+        """Return the clients' views of the examples; offsets count from the first row of the
+        device."""
         cohort, devices = self.cohort, self.cohort.devices.count
         store = jax.tree.map(lambda x: Shared(x, devices), cohort.store)
         offset = cohort.offset % (len(jax.tree.leaves(cohort.store)[0]) // devices)
@@ -52,7 +53,7 @@ class AtHome(ClientData):
 
 
 def by_device(argument: Any, devices: Devices) -> Any:
-    """An argument as each of the devices sees it."""
+    """Return an argument as each of the devices sees it."""
 
     def seen(x: Any) -> Any:
         if not isinstance(x, ShardedCohort):
@@ -70,20 +71,20 @@ def by_device(argument: Any, devices: Devices) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class ShardedPopulation(Stored):
-    """All clients, the examples of each on one device. Make one with `mesh.population`."""
+    """All clients, with the examples of each on one device. Make one with `mesh.population`."""
 
     offsets: np.ndarray
-    device: np.ndarray  # of each client: on which one, along the axis
+    device: np.ndarray  # for each client its device's position along the axis
     executor: Executor = field()
-    known: str | None = None  # the digest of all examples, where no process has all of them
+    known: str | None = None  # the digest of all examples, if no process has all of them
 
     @property
     def digest(self) -> str | None:
-        """A digest of every example."""
+        """A digest of all examples."""
         return self.known or super().digest
 
     def cohort(self, index: Any) -> Cohort:
-        """With seats on the devices that have their examples."""
+        """Return a cohort with seats on the devices that have the clients' examples."""
         if isinstance(index, jax.core.Tracer):
             raise CohortError.here(
                 "A population that is spread over devices is sampled outside of jit, because where "
@@ -96,7 +97,8 @@ class ShardedPopulation(Stored):
 
 
 def population(own: Sequence[Any], devices: Devices, executor: Executor) -> Population:
-    """The clients of all processes, from each process its own, one pytree of examples for each."""
+    """Make a population of all processes' clients; `own` has one pytree of examples per client of
+    this process."""
     own, counts = read_clients(own)
     device, sizes, start = _all_clients(own, counts, devices)
     capacity = int(sizes.max())
@@ -104,7 +106,7 @@ def population(own: Sequence[Any], devices: Devices, executor: Executor) -> Popu
     for client, d in enumerate(device):
         offset[client] = filled[d]
         filled[d] += sizes[client]
-    rows = int(filled.max()) + capacity  # with the spare rows that a last batch may read
+    rows = int(filled.max()) + capacity  # with spare rows that the last batch may read
     if rows * devices.count >= 2**31:
         raise CohortError.here(
             f"{rows} examples on each of {devices.count} devices are more than 32 bits can count. "
@@ -130,7 +132,7 @@ def population(own: Sequence[Any], devices: Devices, executor: Executor) -> Popu
 
 
 def shard(own: Any, devices: Devices) -> Any:
-    """Values of this process's clients (stacked) as values of all processes' clients."""
+    """Combine the stacked values of this process's clients with those of all other processes."""
     require_lossless(own, "mesh.shard: the arrays")
     leaves = jax.tree.leaves(own)
     counts = {np.shape(x)[0] if np.ndim(x) else None for x in leaves}
@@ -161,7 +163,8 @@ def shard(own: Any, devices: Devices) -> Any:
 def _all_clients(
     own: list[Any], sizes: np.ndarray, devices: Devices
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Of all processes' clients: the device and the number of examples; and our first one."""
+    """Return the device and the number of examples of all processes' clients, and the index of this
+    process's first client."""
     kinds_of = [(jax.dtypes.canonicalize_dtype(x.dtype), x.shape) for x in jax.tree.leaves(own[0])]
     shapes = [f"{dtype}{shape[1:]}" for dtype, shape in kinds_of]
     kind = zlib.crc32(f"{jax.tree.structure(own[0])} {shapes}".encode())
@@ -177,7 +180,7 @@ def _all_clients(
             f"mesh.population: examples have not the same structure, shapes and dtypes in every "
             f"process. Here they are {jax.tree.structure(own[0])} with {shapes}."
         )
-    # Large ones first, each to the device that has the fewest examples so far.
+    # Largest clients first, each to the device with the fewest examples so far.
     filled = dict.fromkeys(devices.own, 0)
     device = np.zeros(len(own), np.int32)
     for client in np.argsort(-sizes, kind="stable"):
@@ -192,8 +195,8 @@ def _all_clients(
 
 
 def _digest(own: list[Any], sizes: np.ndarray, devices: Devices) -> str:
-    """The digest of all processes' clients. They meet here and not when it is asked for, which
-    perhaps only one of them does."""
+    """Return the digest of all processes' clients. All processes compute it together here, because
+    later perhaps only one of them asks for it."""
     named, _ = jax.tree_util.tree_flatten_with_path(own[0])
     kinds = [digest.kind(jax.tree_util.keystr(p), x.dtype, x.shape[1:]) for p, x in named]
     each = [digest.of_each(jax.tree.leaves(c), [0], [n]) for c, n in zip(own, sizes, strict=False)]
@@ -205,10 +208,10 @@ def _digest(own: list[Any], sizes: np.ndarray, devices: Devices) -> str:
 
 
 def _seats(device: np.ndarray, count: np.ndarray, devices: int) -> np.ndarray:
-    """Which client sits in each seat: on its device, the large ones first.
+    """Return the client in each seat of each device, largest clients first.
 
-    The number of seats is rounded up, so that cohorts of one size have few different numbers of
-    them, for each of which a program is compiled once.
+    The number of seats is rounded up, so that cohorts of one size have few distinct numbers of
+    seats: each number compiles a program once.
     """
     order = np.lexsort((-count, device))
     taken = np.bincount(device, minlength=devices)

@@ -1,1 +1,1 @@
-"""The plan: stages, messages, what they cost and what they reveal."""
+"""The plan: stages, messages, their costs and what they reveal."""

@@ -1,4 +1,4 @@
-"""What leaves clients: only sums can, and here they are all listed, with what is plain to see."""
+"""The audit of a plan: lists everything that leaves clients, which can only be sums."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from fedgrad.planning.exposure import can_dominate, traits
 class Release:
     """One value that clients add into a sum.
 
-    `raw`: the value is an argument of the client itself, at most moved, picked, added or scaled.
-    `picked`: it depends on which client this is, so that the sum can be made of one client's part.
-    `dominated`: no bound is seen, so that one client can make the sum what it likes.
+    `raw`: the value is one of the client's own arguments, at most moved, picked, added or scaled.
+    `picked`: it depends on the client's index, so that the sum can consist of one client's value.
+    `dominated`: no bound was found, so that one client can give the sum any value.
     """
 
     round: int
@@ -26,15 +26,15 @@ class Release:
     shape: tuple[int, ...]
     dtype: str
     size: int
-    source: str  # what it is (`jax.named_scope`), and the user's line that made it
-    clients: int  # over how many the sum goes
+    source: str  # its name (`jax.named_scope`), and the user's line that made it
+    clients: int  # number of clients in the sum
     raw: bool = False
     picked: bool = False
     dominated: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What a reader should look at."""
+        """The marks that deserve a reader's attention."""
         said = {
             "a raw argument of the client": self.raw,
             "depends on which client it is": self.picked,
@@ -52,13 +52,13 @@ class Release:
 
 @dataclass(frozen=True)
 class Kept:
-    """A result that stays at clients. A simulation hands it out, stacked over clients; on nodes it
-    stays where it is, and the server has a handle."""
+    """A result that stays at clients. A simulation returns it, stacked over clients; with nodes it
+    stays there, and the server has a handle."""
 
     placement: str
     shape: tuple[int, ...]
     dtype: str
-    result: str  # where in the result it is
+    result: str  # its path in the result
 
     def __str__(self) -> str:
         return f"stays at {self.placement}: {self.dtype}{list(self.shape)}, {self.result}"
@@ -67,9 +67,9 @@ class Kept:
 @public
 @dataclass(frozen=True, repr=False)
 class Audit:
-    """Everything that leaves clients. What a sum tells about one client is not something that can
-    be read off a program: `releases` are marked where it is plain to see that it may be much.
-    `kept`: results that are at clients, and stay there."""
+    """Everything that leaves clients. How much a sum reveals about one client cannot be read off a
+    program: `releases` are marked where it is evident that it may be much. `kept` are the results
+    that stay at clients."""
 
     releases: tuple[Release, ...]
     findings: tuple[str, ...]
@@ -77,7 +77,7 @@ class Audit:
 
     @property
     def only_sums(self) -> bool:
-        """Does everything leave in a sum with what at least one other client sends?"""
+        """Whether everything leaves in a sum with the values of at least one other client."""
         return not self.findings
 
     def __str__(self) -> str:
@@ -117,7 +117,8 @@ def audit(graph: Graph, clients: Mapping[str, int], outputs: Any) -> Audit:
 
 
 def _what(sent: Value, total: Value) -> str:
-    """What a client adds: by the scope that it, or its sum, was made in, and by the user's line."""
+    """Describe what a client adds, by the scope of the value or of its sum, and by the user's
+    line."""
     name = scope(total.origin.source) or scope(sent.origin.source)
     if not sent.origin.primitive:
         return f"{name}, {sent.origin}" if name and sent.origin.name else str(sent.origin)
@@ -126,7 +127,7 @@ def _what(sent: Value, total: Value) -> str:
 
 
 def _kept(graph: Graph, outputs: Any) -> tuple[Kept, ...]:
-    """The results that are at clients, each by its place in the result."""
+    """Return the results that stay at clients, each by its path in the result."""
     numbered = jax.tree.unflatten(outputs, range(len(graph.outputs)))
     named, _ = jax.tree_util.tree_flatten_with_path(numbered)
     found = [(path, graph.outputs[number]) for path, number in named]
@@ -138,8 +139,8 @@ def _kept(graph: Graph, outputs: Any) -> tuple[Kept, ...]:
 
 
 def _leaks(graph: Graph) -> list[str]:
-    """Server work that reads a client's value other than through a sum. There must be none; the
-    check refuses such programs, and this looks at what is really executed."""
+    """Return server work that reads a client's value other than through a sum. There must be none:
+    the check refuses such programs, and this looks at what is actually executed."""
     return [
         f"the server reads {v.origin} of {v.at} ({where(equation.source)})"
         for part in everywhere(graph)

@@ -1,4 +1,4 @@
-"""The plan of a program: when what is computed where, and what travels in which message.
+"""The plan of a program: what is computed where and when, and what travels in which message.
 
     server work -> [down -> client stage -> up] -> server work -> [down -> ...] -> ...
 
@@ -30,10 +30,10 @@ from fedgrad.core.primitives import broadcast_p, sum_p
 
 
 def cut(graph: Graph, recompute: bool = False) -> Graph:
-    """The same graph, with its communication gathered in rounds.
+    """Gather the communication of a graph in rounds.
 
-    `recompute`: clients remember nothing of earlier rounds; what they need again is sent again and
-    computed again.
+    With `recompute`, clients remember nothing of earlier rounds: what they need again is sent again
+    and computed again.
     """
     return changed(graph, lambda graph: _cut(graph, recompute))
 
@@ -52,7 +52,7 @@ class _Cutter:
         self.graph, self.live, self.recompute = graph, live, recompute
         self.levels = _schedule(live)
         self.own = {*graph.inputs, *graph.indices.values()}
-        self.at_client: dict[str, set[Value]] = {}  # what each placement has computed or received
+        self.at_client: dict[str, set[Value]] = {}  # computed or received by each placement
         self.maker = {v: e for e in live for v in e.outputs}
         self.loops = [e for e in live if e.bodies]
         roots = [v for e in live if e.primitive is broadcast_p or e.bodies for v in e.inputs]
@@ -82,7 +82,7 @@ class _Cutter:
         return maker is not None and maker.primitive is broadcast_p and self.level(v) > 0
 
     def equations(self, level: int) -> list[Equation]:
-        """A round, then loops, then the server's work."""
+        """Return a round, then loops, then the server's work."""
         sums = [e for e in self.live if e.primitive is sum_p and self.level(e.outputs[0]) == level]
         effects = [
             e
@@ -109,7 +109,7 @@ class _Cutter:
         return [*([Round.of(exchanges)] if exchanges else []), *loops, *server]
 
     def wanted(self, level: int) -> list[Value]:
-        """Client values of this level that something other than a sum needs: results and loops."""
+        """Return client values of this level that are results or inputs of loops."""
         roots = [*self.graph.outputs, *(v for e in self.live if e.bodies for v in e.inputs)]
         return [
             v
@@ -146,7 +146,7 @@ class _Cutter:
 
 
 def _schedule(equations: Sequence[Equation]) -> dict[Value, int]:
-    """The step after which each value exists.
+    """Return the step after which each value exists.
 
     A sum of what needs nothing from the server (a count, say) could travel in the first round. It
     waits for the first round in which its clients are addressed anyway, if that delays nothing.
@@ -169,7 +169,8 @@ def _schedule(equations: Sequence[Equation]) -> dict[Value, int]:
 
 
 def _levels(equations: Sequence[Equation], waits: dict[str, int]) -> dict[Value, int]:
-    """As early as possible, but sums that need nothing not before the round `waits` says."""
+    """Schedule as early as possible; sums that need nothing from the server wait for the round in
+    `waits`."""
     levels: dict[Value, int] = {}
     for equation in equations:
         before = max((levels.get(v, 0) for v in equation.inputs), default=0)
@@ -187,12 +188,13 @@ def _levels(equations: Sequence[Equation], waits: dict[str, int]) -> dict[Value,
 
 
 def _with_kept(equations: Sequence[Equation], outputs: Sequence[Value]) -> list[Equation]:
-    """Give each stage, as outputs, what later equations read of it: what the client remembers."""
+    """Add to each stage's outputs the values that later equations read: what the client
+    remembers."""
     made: dict[Value, int] = {}
     kept: dict[Value, None] = {}
     for i, equation in enumerate(equations):
         for v in equation.inputs if equation.bodies else ():
-            if is_client(v.at) and made.get(v, i) < i:  # a constant is made again
+            if is_client(v.at) and made.get(v, i) < i:  # constants are recomputed
                 kept[v] = None
         for x in equation.exchanges if isinstance(equation, Round) else ():
             for v in _has(x):
@@ -207,7 +209,7 @@ def _with_kept(equations: Sequence[Equation], outputs: Sequence[Value]) -> list[
 
 
 def _has(x: Exchange) -> list[Value]:
-    """What clients have after an exchange, of what they were sent and what they made."""
+    """Return what clients have after an exchange: what they were sent and what they computed."""
     return [*(r for _, r in x.down), *(v for e in x.stage.equations for v in e.outputs)]
 
 

@@ -1,7 +1,7 @@
-"""What can be seen of a client's part in a sum, by looking at how the part was made.
+"""Marks what is evident about a client's contribution to a sum from how it was computed.
 
-These are marks for a reader, not proofs: they find what is written plainly in the program. What no
-mark is set for may still give a client away.
+These are marks for a reader, not proofs: they find what is written plainly in the program. A value
+without marks may still give a client away.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedgrad.core.graph import Equation, Exchange, Value
 from fedgrad.core.primitives import CALLS, JaxprEqn, Literal, closed, primitives_inside
 
-# Operations that only move, pick or convert what they are given.
+# Operations that only move, pick or convert their inputs.
 _MOVES = frozenset(
     ("convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose")
     + ("slice", "dynamic_slice", "dynamic_update_slice", "gather", "concatenate", "copy", "rev")
@@ -34,11 +34,11 @@ _OF_BOUNDED = _MOVES | frozenset(
 
 @dataclass(frozen=True)
 class Trait:
-    """What is known of one value at a client.
+    """Known properties of one value at a client.
 
-    `raw`: it is an argument of the client, at most moved, picked, or added to and multiplied with
-    constants and other arguments. `indexed`: it depends on which client this is, other than through
-    randomness. `low`, `high`: it has a bound that does not depend on the client's data.
+    `raw`: it is one of the client's arguments, at most moved, picked, or added to and multiplied
+    with constants and other arguments. `indexed`: it depends on the client's index, other than
+    through randomness. `low`, `high`: it has a bound that does not depend on the client's data.
     """
 
     raw: bool = False
@@ -53,16 +53,16 @@ class Trait:
 
 
 CONSTANT = Trait(low=True, high=True, constant=True)
-SENT = Trait(low=True, high=True)  # it is the same for all clients
+SENT = Trait(low=True, high=True)  # the same for all clients
 OWN = Trait(raw=True)
 INDEX = Trait(indexed=True, low=True, high=True, constant=True)
 
 
 def traits(exchange: Exchange, indices: Iterable[Value]) -> dict[Value, Trait]:
-    """What is known of the values that clients add up in an exchange."""
+    """Return what is known about the values that clients add up in an exchange."""
     known = {received: SENT for _, received in exchange.down}
     for v in exchange.own:
-        # What was made in an earlier round is kept: what it was is not seen.
+        # A value kept from an earlier round: how it was made is not tracked.
         known[v] = Trait() if v.origin.primitive else OWN
     known.update((v, INDEX) for v in indices)
 
@@ -100,7 +100,7 @@ def _result(name: str, params: Mapping[str, Any], inputs: Sequence[Trait]) -> Tr
         p.name.startswith("random_") for p in primitives_inside(dict(params))
     )
     low, high = _bounds(name, params, inputs)
-    cases = inputs[1:] if name == "select_n" else inputs  # which one is taken may be anything
+    cases = inputs[1:] if name == "select_n" else inputs  # the selector may be anything
     plain = all(t.raw or t.constant for t in cases)
     linear = name in _COMBINES and (name not in ("mul", "dot_general", "div") or plain)
     return Trait(
@@ -147,5 +147,5 @@ def _arithmetic(name: str, params: Mapping[str, Any], inputs: Sequence[Trait]) -
 
 
 def can_dominate(value: Value, trait: Trait) -> bool:
-    """Can one client make the sum what it likes, as far as can be seen?"""
+    """Whether one client can give the sum any value, as far as can be seen."""
     return not trait.bounded and value.aval.dtype != jnp.bool_

@@ -1,5 +1,5 @@
-"""The plan of a program: frozen data, from which all the rest is read. What is sent, how often, and
-what clients keep is read here; what clients reveal and what the server needs, in files beside."""
+"""The plan of a program: frozen data, from which everything else is read. Traffic, rounds and
+client memory are computed here; the audit and the server's costs in the files beside."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ from fedgrad.planning.cut import cut
 @public
 @dataclass(frozen=True)
 class Traffic:
-    """What one client of a placement receives and sends in one round."""
+    """The traffic of one client of a placement in one round."""
 
     round: int
     placement: str
@@ -29,30 +29,30 @@ class Traffic:
     up: int
     down_bytes: int
     up_bytes: int
-    times: int | None = 1  # how often this round happens; None where the data decide
+    times: int | None = 1  # how often this round happens; None if it depends on data
 
 
 @public
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """What a program does, round by round. `str(plan)` and `plan.draw()` show it."""
+    """The plan of a program, round by round. `str(plan)` and `plan.draw()` show it."""
 
     name: str
     graph: Graph
     clients: dict[str, int]
-    outputs: Any = field(repr=False)  # the tree of the result
+    outputs: Any = field(repr=False)  # the pytree structure of the result
     rules: tuple[str, ...] = ()  # of a derivative, for each active round: "push", "local", "pull"
-    recompute: bool = False  # clients compute again what they would have to remember
+    recompute: bool = False  # clients recompute instead of remembering
 
     @property
     def rounds(self) -> int:
-        """Communication rounds. A loop whose trip count the data decide counts once, a branch as
-        its longest side."""
+        """The number of communication rounds. A loop whose trip count depends on data counts as one
+        iteration, a branch as its longest side."""
         return int(_total(self.graph, lambda x: x.speaks, together=True))
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
-        """One record for each round and placement."""
+        """The traffic of each round and placement."""
         return tuple(
             Traffic(
                 number,
@@ -68,12 +68,12 @@ class Plan:
 
     @property
     def scalars(self) -> tuple[int, int]:
-        """Scalars that a client of each placement receives and sends in all rounds, added up."""
+        """The scalars that one client per placement receives and sends in all rounds, added up."""
         return self._sent(lambda v: v.size)
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """The same in bytes."""
+        """The bytes that one client per placement receives and sends in all rounds, added up."""
         return self._sent(lambda v: v.bytes)
 
     def _sent(self, measure: Callable[[Value], int]) -> tuple[int, int]:
@@ -83,46 +83,47 @@ class Plan:
 
     @property
     def readdressed(self) -> tuple[str, ...]:
-        """Placements whose clients must be addressed in more than one round."""
+        """The placements whose clients must be addressed in more than one round."""
 
         return tuple(p for p in self.clients if self.addressed(p) > 1)
 
     def addressed(self, placement: str) -> float:
-        """In how many rounds clients of a placement take part (inf: the data decide)."""
+        """Return in how many rounds clients of a placement take part (inf: it depends on data)."""
         return _total(self.graph, lambda x: x.placement == placement and x.speaks, math.inf)
 
     def asked(self, placement: str) -> float:
-        """In how many of them they are sent something, not only asked for a count or the like."""
+        """Return in how many rounds clients of a placement are sent something, not only asked for
+        something like a count."""
         return _total(self.graph, lambda x: x.placement == placement and bool(x.down), math.inf)
 
     @property
     def client_memory(self) -> dict[str, int]:
-        """Bytes that a client must keep between rounds, at most, by placement."""
+        """The most bytes that a client must keep between rounds, by placement."""
         return {placement: _client_memory(self.graph, placement) for placement in self.clients}
 
     @functools.cached_property
     def server_memory(self) -> int:
-        """Bytes that the server holds at once, at most: an estimate from the shapes."""
+        """The most bytes that the server holds at once, estimated from the shapes."""
         return server.memory(self.graph)
 
     @functools.cached_property
     def server_work(self) -> int:
-        """Operations on numbers that the server does: an estimate from the shapes."""
+        """The server's number of arithmetic operations, estimated from the shapes."""
         return server.work(self.graph)
 
     @functools.cached_property
     def client_work(self) -> int:
-        """Operations on numbers that the client with the most examples does: an estimate from the
-        shapes."""
+        """The number of arithmetic operations of the client with the most examples, estimated from
+        the shapes."""
         return server.client_work(self.graph)
 
     def audit(self) -> Audit:
-        """Every value that leaves a client, in which round, through which sum; and the results that
+        """List every value that leaves a client, with its round and its sum, and the results that
         stay at clients."""
         return audit(self.graph, self.clients, self.outputs)
 
     def draw(self, path: str | None = None) -> str:
-        """The federated graph as SVG; written to `path` if given."""
+        """Return the federated graph as SVG, and write it to `path` if given."""
         picture = _looks["svg"](self)
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
@@ -144,8 +145,8 @@ class Plan:
 def _total(
     graph: Graph, measure: Callable[[Exchange], float], unknown: float = 1, together: bool = False
 ) -> float:
-    """A measure of exchanges, added up over the whole run. `together`: those of one round count
-    as one."""
+    """Sum a measure of exchanges over the whole run. With `together`, those of one round count as
+    one."""
 
     def of(graph: Graph, inside: list[list[float]]) -> float:
         result: float = 0
@@ -161,7 +162,7 @@ def _total(
 
 
 def _client_memory(graph: Graph, placement: str) -> int:
-    """Bytes that a client keeps from one round for a later one, at most."""
+    """Return the most bytes that a client keeps from one round for a later one."""
 
     def of(graph: Graph, inside: list[list[int]]) -> int:
         made: dict[Value, int] = {}
@@ -188,14 +189,23 @@ _looks: dict[str, Callable[[Plan], str]] = {}
 
 
 def install_looks(**looks: Callable[[Plan], str]) -> None:
-    """Called once, by fedgrad.show, with `text`, `svg` and `html`: a plan is data and does not know
-    how it is shown."""
+    """Register the renderers `text`, `svg` and `html`. fedgrad.show calls this once, so that a plan
+    is data that does not depend on how it is shown."""
     _looks.update(looks)
 
 
 @public
 def plan(program: Program, *args: Any, **kwargs: Any) -> Plan:
-    """The plan of a program for these arguments: arrays, cohorts or `jax.ShapeDtypeStruct`."""
+    """Return the plan of a program for these arguments. Nothing is run.
+
+    Args:
+        program: A program, made with `@fg.program`.
+        *args: Its arguments: arrays, cohorts or `jax.ShapeDtypeStruct`.
+        **kwargs: Its keyword arguments, likewise.
+
+    Returns:
+        An `fg.Plan`: rounds, traffic, memory, audit, and a drawing.
+    """
     if not isinstance(program, Program):
         raise ArgumentError.here(
             f"fg.plan takes a program, got {program!r}. Decorate it with @fg.program(...)."
@@ -209,13 +219,13 @@ def ready_plan(
     recompute: bool = False,
     aggregator: Aggregator | None = None,
 ) -> Plan:
-    """The plan of a program as it is run. `recompute`: clients remember nothing between rounds.
-    `aggregator`: how sums are computed; by default as the program's executor does."""
+    """Return the plan of a program as it is run. With `recompute`, clients remember nothing between
+    rounds. `aggregator` defines how sums are computed, by default as in the program's executor."""
     traced = trace(program, arguments)
     again = recompute or traced.recompute
     default: Aggregator = getattr(program.executor, "aggregator", plain)
     how = aggregator or default
-    # What was cut to be priced is what is run, if clients remember as they did then.
+    # The plan that was priced is the one that runs, unless `recompute` differs.
     graph = traced.plan if again == traced.recompute else None
     graph = graph or cut(traced.graph, again)
     return Plan(

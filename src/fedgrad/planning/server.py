@@ -1,8 +1,8 @@
-"""What the server needs for a plan, memory at once and work, and the work of a client. Estimates,
-from the shapes alone.
+"""Estimates, from shapes alone, the server's peak memory and work, and a client's work.
 
-A compiler fuses and reuses, so the program that runs needs less; what matters is that a plan whose
-server keeps a matrix of the model's size squared is seen to be dearer than one that does not.
+A compiler fuses operations and reuses memory, so the compiled program needs less. What matters is
+that a plan whose server keeps a matrix of the model's size squared is priced higher than one whose
+server does not.
 """
 
 import math
@@ -13,12 +13,12 @@ from fedgrad.core.control import Cond, Scan, control
 from fedgrad.core.graph import Equation, Graph, Round, Value, fold, is_client
 from fedgrad.core.primitives import JaxprEqn, Literal, inner_jaxprs
 
-# One thing after another: what it reads, what it makes, and what it needs besides while it runs.
+# A step: what it reads, what it makes, and the extra bytes that it needs while it runs.
 Event = tuple[Sequence[Any], Sequence[Any], float]
 
 
 def memory(graph: Graph) -> int:
-    """Bytes that the server holds at once, at most."""
+    """Return the most bytes that the server holds at once."""
 
     def of(graph: Graph, inside: list[list[float]]) -> float:
         events = [
@@ -30,7 +30,7 @@ def memory(graph: Graph) -> int:
 
 
 def work(graph: Graph) -> int:
-    """Operations on numbers that the server does."""
+    """Return the server's number of arithmetic operations."""
 
     def of(graph: Graph, inside: list[list[float]]) -> float:
         pairs = [
@@ -42,7 +42,7 @@ def work(graph: Graph) -> int:
 
 
 def client_work(graph: Graph) -> int:
-    """Operations on numbers that a client does, if it has as many examples as any."""
+    """Return the number of arithmetic operations of the client with the most examples."""
 
     def of(graph: Graph, inside: list[list[float]]) -> float:
         return sum(map(here, graph.equations, inside))
@@ -92,7 +92,7 @@ def _peak(
 
 
 def _inside(equation: Equation | JaxprEqn) -> float:
-    """What an equation needs for the equations inside of it, besides its inputs and outputs."""
+    """Return the bytes that an equation's inner equations need besides its inputs and outputs."""
     return max((_needs(jaxpr) for jaxpr in inner_jaxprs(equation.params)), default=0)
 
 

@@ -1,4 +1,4 @@
-"""A model that was a module: operations in JAX, called in order. Nothing here knows PyTorch."""
+"""A converted module: JAX operations called in order. This file does not depend on PyTorch."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from fedgrad.core.types import Key, Params
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands for a value, by its name."""
+    """A reference to a value by its name."""
 
     name: str
 
@@ -25,47 +25,47 @@ class Ref:
 class Call:
     """An operation with its arguments, in which a `Ref` stands for a value."""
 
-    name: str  # of its result
-    target: str  # what PyTorch calls the operation
+    name: str  # the name of its result
+    target: str  # PyTorch's name of the operation
     operation: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    dtype: Any  # of the result; None if it is not one array
-    shape: tuple[int | None, ...]  # too; None where it depends on the number of examples
+    dtype: Any  # the dtype of the result; None if it is not a single array
+    shape: tuple[int | None, ...]  # the result's shape; None where it depends on the batch size
     draws: bool
-    where: str  # in the user's code
+    where: str  # its line in the user's code
 
 
 @dataclass(frozen=True)
 class Input:
-    """An argument: of any number of examples, in PyTorch's dtype."""
+    """An input with any number of examples, in PyTorch's dtype."""
 
     name: str
-    shape: tuple[int, ...]  # of one example
+    shape: tuple[int, ...]  # the shape of one example
     dtype: Any
 
 
 @dataclass(frozen=True)
 class Array:
-    """What a model has: an array of `params`, under its name there."""
+    """A parameter or buffer of a model, by its name in `params`."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: Any  # what it is computed with; in params it is a float
+    dtype: Any  # the dtype of the computation; in params it is a float
     trained: bool
 
 
-@dataclass(frozen=True, eq=False)  # itself alone, so that JAX can remember it
+@dataclass(frozen=True, eq=False)  # compared by identity, so that JAX can cache it
 class Model:
-    """`model(params, *inputs, key=None)`: what the module returns."""
+    """A callable, `model(params, *inputs, key=None)`, that returns what the module returns."""
 
     name: str
     training: bool
-    arrays: Mapping[str, Array]  # by the name of the value; tied ones have the same array
-    inputs: tuple[Any, ...]  # trees of Input
+    arrays: Mapping[str, Array]  # by the name of the value; tied parameters share an array
+    inputs: tuple[Any, ...]  # pytrees of Input
     constants: Mapping[str, Any]
     calls: tuple[Call, ...]
-    outputs: Any  # a tree with Refs
+    outputs: Any  # a pytree with Refs
 
     def __call__(self, params: Params, *inputs: Any, key: Key | None = None) -> Any:
         env: dict[str, Any] = dict(self.constants)
@@ -74,7 +74,7 @@ class Model:
         for name, array in self.arrays.items():
             value = jnp.asarray(params[array.name])
             value = value if array.trained else jax.lax.stop_gradient(value)
-            # A buffer of whole numbers is among the params as floats: derivatives are by floats.
+            # Integer buffers are stored in params as floats, because derivatives need floats.
             inexact = jnp.issubdtype(array.dtype, jnp.inexact)
             env[name] = value if inexact else value.astype(array.dtype)
         env |= self._read(inputs)
@@ -141,7 +141,7 @@ class Model:
                 raise ArgumentError.here(
                     f"{self.name} got inputs of different numbers of examples: {_like(given)}."
                 )
-            yield one.name, value.astype(one.dtype)  # 200 * x is another number of an uint8
+            yield one.name, value.astype(one.dtype)  # e.g. 200 * x overflows in uint8
 
     def _check_params(self, params: Params) -> None:
         names = {array.name for array in self.arrays.values()}
@@ -175,21 +175,22 @@ class Model:
 
 
 def _kind(dtype: Any) -> Any:
-    """What an input may be in place of another: a mask of whole numbers is none of booleans. None
-    if it has no numbers."""
+    """Return the kind of numbers that an input must have, or None if it has no numbers. Kinds do
+    not mix: an integer mask is not accepted as a boolean one."""
     kinds = (jnp.complexfloating, jnp.floating, jnp.integer, jnp.bool_)
     return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), None)
 
 
 def _holds(wanted: Any, given: Any) -> bool:
-    """Whether whole numbers stay what they are. Tokens are int32 or int64, as JAX is set."""
+    """Whether a cast keeps every integer. int64 tokens are accepted for int32, as JAX's x64 setting
+    decides which of them is used."""
     tokens = (wanted, given) == (jnp.int32, jnp.int64)
     return tokens or np.can_cast(given, wanted)
 
 
 @contextlib.contextmanager
 def _promoting() -> Iterator[None]:
-    """PyTorch promotes dtypes and ranks; what comes out has the dtype that it had there."""
+    """Promote dtypes and ranks as PyTorch does; results are cast to the dtype they have there."""
     with promoting(), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -218,7 +219,7 @@ def _instead(name: str, it: str = "it", is_: str = "it is") -> str:
 
 
 def _filled(tree: Any, env: Mapping[str, Any]) -> Any:
-    """The tree with values in the place of their names."""
+    """Replace the references in a pytree by their values."""
     return jax.tree.map(
         lambda leaf: env[leaf.name] if isinstance(leaf, Ref) else leaf,
         tree,
@@ -238,7 +239,7 @@ def _like(inputs: tuple[Any, ...]) -> str:
 
 
 def unknown(names: Mapping[str, str], known: list[str], module: str) -> ArgumentError:
-    """Operations that are not in the table, each with the line of the user's that called it."""
+    """Return the error for unknown operations, each with the user's line that called it."""
     calls = "".join(f"\n  {name}  {where}" for name, where in names.items())
     (first, *_) = names
     return ArgumentError.here(

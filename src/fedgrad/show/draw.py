@@ -1,7 +1,7 @@
-"""A plan as a picture: time runs to the right, the server is on top, one lane per placement.
+"""Draws a plan: time runs to the right, the server is on top, with one lane per placement.
 
-Everything gets its horizontal place first (`_Columns`), because how wide things are decides
-which links need a detour below the lane, and that decides how high the lanes are.
+Horizontal positions come first (`_Columns`): the widths decide which links need a detour below
+their lane, and the detours decide how high the lanes are.
 """
 
 import math
@@ -17,16 +17,16 @@ from fedgrad.show.pen import Pen, document, in_a_page, text_width
 from fedgrad.show.text import summary
 
 BOX, LINE, GUTTER, INSET, PAD, SLOT, TRACK = 42, 15, 22, 11, 12, 96, 28
-LONGEST = 26  # characters of a name before it is cut; the whole name is its tooltip
+LONGEST = 26  # characters of a name before it is shortened; the tooltip has the full name
 
 
 def svg(plan: Plan) -> str:
-    """The federated graph of a plan as a self-contained SVG."""
+    """Return the federated graph of a plan as a self-contained SVG."""
     return _Picture(plan, outline(plan)).document()
 
 
 def html(plan: Plan) -> str:
-    """The same as part of a notebook."""
+    """Return the federated graph of a plan as HTML for a notebook."""
     return in_a_page(svg(plan))
 
 
@@ -36,7 +36,7 @@ def shortened(name: str, most: int = LONGEST) -> str:
 
 @dataclass
 class _Columns:
-    """Where things are from left to right."""
+    """The horizontal positions of everything in the drawing."""
 
     shown: Outline
     x: float
@@ -62,7 +62,7 @@ class _Columns:
         self.x += wide + 2 * margin
 
     def round(self, item: Round) -> None:
-        """Lower lanes get wider boxes, so that their arrows pass the boxes above outside."""
+        """Give lower lanes wider boxes, so that their arrows pass outside the boxes above."""
         order = list(self.shown.lanes)
         visits = sorted(item.visits, key=lambda v: order.index(v.placement))
         inner = max(_visit_width(v) - 2 * GUTTER * i for i, v in enumerate(visits))
@@ -125,7 +125,7 @@ class _Picture(Pen):
         deepest = max(at.depth.values(), default=-1) + 1
         self.head = 46 + 16 * len(caption) + PAD
         y = self.top = self.head + 22 * deepest + 24
-        self.y: dict[str, float] = {}  # the middle of the boxes of each lane
+        self.y: dict[str, float] = {}  # the vertical center of the boxes of each lane
         tracks = {lane: self.detours(lane) for lane in lanes}
         for lane in lanes:
             more = LINE * max(0, len(names[lane]) - 2, len(gives[lane]) - 2)
@@ -148,10 +148,10 @@ class _Picture(Pen):
         parts = [*self.ground, *self.lines, *self.front]
         return document(width, height, title, ". ".join(caption), parts)
 
-    # --- what is drawn --------------------------------------------------------------------
+    # --- drawing ---------------------------------------------------------------------------
 
     def ends(self, lane: str, names: list[str], gives: list[str], top: float) -> None:
-        """The heading and the arguments on the left, the results on the right."""
+        """Write the lane's heading and arguments on the left and its results on the right."""
         self.write(2 * PAD + 4, top + 22, self.shown.lanes[lane], 13, self.color[lane], bold=True)
         y, first = self.y[lane], top + 42
         for i, name in enumerate(names):
@@ -159,7 +159,7 @@ class _Picture(Pen):
         if names and lane != SERVER:
             self.store(2 * PAD + 5, first - 10, self.color[lane])
         if lane == SERVER:
-            # Branches are drawn side by side, but nothing goes from one to the next.
+            # Branches are drawn side by side, but nothing flows from one to the next.
             ways = [f for f in self.at.depth if f.kind == "cond"]
             starts = sorted(self.at.spans[part][0] for f in ways for part in f.parts[1:])
             for x, end in zip([self.left, *starts], [*starts, self.right], strict=True):
@@ -227,7 +227,7 @@ class _Picture(Pen):
             self.messages(part.items)
 
     def link(self, link: Link, track: int | None) -> None:
-        """What a client keeps: straight to the next box, or below the boxes in between."""
+        """Draw what a client keeps: straight to the next box, or below the boxes in between."""
         start, end = self.reach(link)
         y, color = self.y[link.placement], self.color[link.placement]
         stays = link.end is None
@@ -245,7 +245,7 @@ class _Picture(Pen):
             y = low
         self.line(path, color, dash=not stays)
         if isinstance(link.start, Part):
-            return  # the other end of the same pass says how much it is
+            return  # the link at the other end of this iteration is labeled with the size
         column = self.at.column[link.start] if isinstance(link.start, Visit) else (start, start)
         x = column[1] + SLOT / 2
         self.write(x, y - 4, "result" if stays else "keeps", 10.5, "quiet", "middle")
@@ -258,7 +258,7 @@ class _Picture(Pen):
         return start, self.at.spans[link.end][1 if isinstance(link.end, Part) else 0]
 
     def detours(self, lane: str) -> dict[Link, int]:
-        """Links with a box in between, each with the first track that is free there."""
+        """Map each link that has a box in its way to the first free track below the lane."""
         links = [link for link in self.shown.links if link.placement == lane]
         ends = {end for link in links for end in (link.start, link.end) if isinstance(end, Frame)}
         boxes = [

@@ -1,4 +1,5 @@
-"""Learned client weighting on Synthetic(1, 1): a client counts n^q, and q is learned."""
+"""Learned client weighting on Synthetic(1, 1): a client with n examples has weight n^q, and q is
+learned."""
 
 from fedgrad_experiments.client_weighting.claims import claims
 from fedgrad_experiments.client_weighting.on_task import on_task

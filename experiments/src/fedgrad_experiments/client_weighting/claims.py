@@ -1,17 +1,18 @@
-"""What the paper says about learned client weighting, against these results."""
+"""Checks the paper's claims about learned client weighting against these results."""
 
 import numpy as np
 
 from fedgrad_experiments.client_weighting.training import SCHEDULES
 from fedgrad_experiments.results import Claim, Results
 
-EARLY = 0.1  # of all rounds
-MUCH = 0.1  # a difference in loss
-CLOSE = 0.02  # of the loss: what counts as the same
+EARLY = 0.1  # fraction of all rounds
+MUCH = 0.1  # difference in loss
+CLOSE = 0.02  # relative difference in loss that counts as equal
 
 
 def claims(results: Results) -> list[Claim]:
-    """Every claim, with its numbers; a loss is the mean over seeds unless each seed is asked."""
+    """Return every claim with its numbers. Losses are means over seeds unless each seed is
+    judged."""
     return [
         _starts_better(results),
         _ends_better(results),
@@ -128,7 +129,7 @@ def _parallel_matches_serial(results: Results) -> Claim:
 
 
 def _loss(results: Results, curve: str) -> np.ndarray:
-    """Seeds x evaluations."""
+    """Return the losses of a curve: seeds x evaluations."""
     return results.arrays["loss"][results.facts["curves"].index(curve)]
 
 

@@ -1,4 +1,4 @@
-"""The loss and the exponent over rounds, and a table of the loss."""
+"""Figures of the loss and the exponent over rounds, and a table of the loss."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ import fedgrad as fg
 from fedgrad_experiments.client_weighting.training import SCHEDULES
 from fedgrad_experiments.results import Results, Table
 
-# name of the curve: (what it is called, its color, its stroke)
+# name of the curve: (label, color, stroke)
 STYLES: dict[str, tuple[str, str, Any]] = {
     "from 1": ("q learned from 1", "p0", "line"),
     "from 0": ("q learned from 0", "p1", "line"),
@@ -19,7 +19,7 @@ STYLES: dict[str, tuple[str, str, Any]] = {
 
 
 def figures(results: Results) -> Mapping[str, fg.charts.Figure]:
-    """The loss and the exponent, each serial and parallel."""
+    """Draw the loss and the exponent, each for the serial and the parallel schedule."""
     arrays, facts = results.arrays, results.facts
     loss = dict(zip(facts["curves"], arrays["loss"], strict=True))
     exponent = dict(zip(facts["learned"], arrays["exponent"], strict=True))
@@ -31,7 +31,7 @@ def figures(results: Results) -> Mapping[str, fg.charts.Figure]:
 
 
 def tables(results: Results) -> list[Table]:
-    """The loss at a tenth, a quarter, a half and all of the rounds."""
+    """Tabulate the loss after a tenth, a quarter, half and all of the rounds."""
     rounds, loss = results.arrays["rounds"], results.arrays["loss"]
     last = int(rounds[-1])
     at = [int(np.abs(rounds - part * last).argmin()) for part in (0.1, 0.25, 0.5, 1)]
@@ -59,7 +59,7 @@ def _title(curve: str) -> str:
 def _over_rounds(
     y_name: str, rounds: np.ndarray, values: Mapping[str, np.ndarray], names: Iterable[str]
 ) -> fg.charts.Figure:
-    """One chart for each schedule, of curves by their names: seeds x rounds."""
+    """Draw one chart per schedule from curves by name (seeds x rounds)."""
     names = list(names)
     row = [
         fg.charts.Chart(
@@ -77,7 +77,7 @@ def _over_rounds(
 
 
 def _curve(name: str, rounds: np.ndarray, values: Any) -> fg.charts.Curve:
-    """The mean over seeds, and a band of one standard deviation to each side."""
+    """Draw the mean over seeds, with a band of one standard deviation to each side."""
     label, color, look = STYLES[name]
     mean, deviation = values.mean(0), values.std(0)
     return fg.charts.Curve(label, rounds, mean, color, look, (mean - deviation, mean + deviation))

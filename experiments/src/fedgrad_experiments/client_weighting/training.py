@@ -1,4 +1,4 @@
-"""Train with q fixed and learned, on several data sets."""
+"""Trains with q fixed and learned, on several data sets."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,17 +14,17 @@ from fedgrad_experiments.experiment import Progress, announce, evaluations_of
 from fedgrad_experiments.results import Results
 
 SCHEDULES: tuple[Literal["serial"], Literal["parallel"]] = ("serial", "parallel")
-STARTS = (1.0, 0.0)  # of q: by examples, and uniform
-# The curves, in the order in which they lie along the first axis of the results.
+STARTS = (1.0, 0.0)  # initial q: by examples, and uniform
+# The curves, in the order of the first axis of the results.
 FIXED = tuple(f"fixed {q:g}" for q in STARTS)
 LEARNED = tuple(f"{schedule} from {q:g}" for schedule in SCHEDULES for q in STARTS)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Those of the paper, where it states them."""
+    """The paper's settings, where it states them."""
 
-    seeds: int = 3  # each with a data set and an order of clients of its own
+    seeds: int = 3  # each with its own data set and order of clients
     rounds: int = 200
     clients: int = 100
     cohort_size: int = 50  # to train, and as many fresh ones for the derivative
@@ -33,12 +33,12 @@ class Settings:
     batch_size: int = 10
     client_learning_rate: float = 0.01
     server_learning_rate: float = 1.0
-    hyper_learning_rate: float = 0.01  # of Adam
+    hyper_learning_rate: float = 0.01  # Adam's
     eval_every: int = 5
 
 
 def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
-    """All curves of all seeds. Both starts of q are trained side by side."""
+    """Train all curves with all seeds. Both starts of q run side by side."""
     losses, accuracies, exponents = [], [], []
     for seed in range(settings.seeds):
         chosen = {"alpha": settings.alpha, "beta": settings.beta, "clients": settings.clients}
@@ -70,17 +70,17 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
         facts={"curves": [*FIXED, *LEARNED], "learned": list(LEARNED)},
         arrays={
             "rounds": np.asarray(histories[0].rounds("eval.train.loss")),
-            # curve x seed x evaluation: the mean over all training examples of all clients
+            # curve x seed x evaluation: mean over all training examples of all clients
             "loss": np.stack(losses, axis=1),
             # on held-out examples, from the first evaluation after a round
             "accuracy": np.stack(accuracies, axis=1)[:, :, 1:],
-            "exponent": np.stack(exponents, axis=1),  # learned curve x seed x round: used in it
+            "exponent": np.stack(exponents, axis=1),  # learned curve x seed x round: as used in it
         },
     )
 
 
 def algorithms(settings: Settings, loss: Any) -> dict[str, fg.Algorithm]:
-    """FedAvg with q fixed, and learned in both schedules."""
+    """Return FedAvg with q fixed, and with q learned in both schedules."""
     fixed = fg.fed_avg(
         loss,
         # Examples are stored in random order, and an epoch goes through them once.
@@ -98,5 +98,5 @@ def algorithms(settings: Settings, loss: Any) -> dict[str, fg.Algorithm]:
 
 
 def _curves(histories: list[fg.History], metric: str) -> np.ndarray:
-    """The metric of both starts of each of these, one row each: curves x rounds."""
+    """Return the metric of both starts of each history: curves x rounds."""
     return np.concatenate([history[metric].T for history in histories])

@@ -1,4 +1,4 @@
-"""Whether training that tunes itself needs no tuning: one run against the best of a sweep."""
+"""Checks whether self-tuning training needs no tuning: one run against the best of a sweep."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,8 +15,9 @@ from fedgrad_experiments.results import ExperimentError
 
 
 def on_tasks(tasks: str, options: Mapping[str, Any]) -> Experiment:
-    """The same on some of its tasks, `digits,wine_x1`, or on all (an empty text), with the folder
-    of real data as the option `data`. Results of other tasks in the same folder are shown too."""
+    """Return the experiment on some of its tasks, `digits,wine_x1`, or on all (an empty string);
+    the option `data` is the folder of real data. Results of other tasks in the same folder are
+    shown, too."""
     names = tuple(name for name in tasks.split(",") if name)
     for name in names:
         if name not in TASKS:

@@ -1,8 +1,6 @@
-"""fed_auto as it was when it was frozen, before tasks were looked at; and what each of its parts is
-worth: the same race without it.
+"""Frozen versions of fed_auto, fixed before the tasks were looked at; and ablations of its parts.
 
-A recipe that was frozen stays as it was, whatever `fg.fed_auto` becomes, so it is written here once
-more.
+A frozen recipe stays as it was, whatever `fg.fed_auto` becomes, so it is written out again here.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,13 +11,13 @@ import optax
 
 import fedgrad as fg
 
-TASKS = ("digits", "synthetic")  # where parts are left out
-UNSEEN = ("cifar100", "words")  # what nobody had trained on when the third recipe was frozen
+TASKS = ("digits", "synthetic")  # the tasks of the ablations
+UNSEEN = ("cifar100", "words")  # tasks on which nobody had trained when the third recipe was frozen
 Make = Callable[[Any, int], fg.Algorithm]
 
 
 def first(loss: Any, batch_size: int) -> fg.Algorithm:
-    """The first recipe, as of commit 6cc309a: it had seen digits and Synthetic."""
+    """Return the first recipe, as of commit 6cc309a: it had seen digits and Synthetic."""
     prodigy = _estimated(loss, batch_size)
     momentum = _averaged(loss, batch_size, _momentum())
     rates = {"1e-3": 1e-3, "3e-3": 10**-2.5, "1e-2": 1e-2, "3e-2": 10**-1.5, "1e-1": 1e-1}
@@ -44,8 +42,8 @@ def third(
     average: bool = True,
     **more: Any,
 ) -> fg.Algorithm:
-    """The third recipe, or a part of it. As it was frozen (commit 9739e1b), what Prodigy estimates
-    is never kept as it is: `kept=None`."""
+    """Return the third recipe, or a part of it. In its frozen form (commit 9739e1b) Prodigy's
+    estimate is never fixed: `kept=None`."""
     prodigy = _estimated(loss, batch_size, average)
     momentum = _averaged(loss, batch_size, _momentum(), average)
     all = {
@@ -60,7 +58,8 @@ def third(
 
 
 def judged_by_recall(loss: Any, batch_size: int) -> fg.Algorithm:
-    """fed_auto on tags, where models of one loss can be good and bad."""
+    """Return fed_auto judged by recall, for tags, where models of the same loss can be good or
+    bad."""
     recall = fg.tasks.task("stackoverflow_tags").metrics["recall_at_5"]
     return fg.fed_auto(loss, batch_size=batch_size, judge=lambda p, batch: -recall(p, batch))
 
@@ -88,7 +87,7 @@ ABLATIONS: Mapping[str, tuple[str, Make]] = {
 
 
 def tasks_of(name: str) -> tuple[str, ...]:
-    """Where a row of the table was run."""
+    """Return the tasks on which an ablation is run."""
     return ("tags",) if ABLATIONS[name][1] is judged_by_recall else TASKS
 
 
@@ -108,5 +107,5 @@ def _averaged(loss: Any, batch_size: int, server: Any, average: bool = True) -> 
 
 
 def _kept(candidates: Mapping[str, fg.Algorithm]) -> dict[str, dict[str, float]]:
-    """Prodigy's estimates stay as they are."""
+    """Return the changes that fix Prodigy's estimates at their current values."""
     return {n: {"server.estim_lr_coef": 0.0} for n in candidates if n.startswith("Prodigy")}

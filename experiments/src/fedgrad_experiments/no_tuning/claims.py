@@ -1,11 +1,11 @@
-"""That training needs no tuning, in claims that these results can refute, task by task."""
+"""Claims that training needs no tuning, which these results can refute task by task."""
 
 from fedgrad_experiments.no_tuning.goals import BYTES, ENOUGH, NEEDS, STAYS, WITHIN, goals, means
 from fedgrad_experiments.no_tuning.methods import LONGER, METHODS
 from fedgrad_experiments.no_tuning.outcome import rivals
 from fedgrad_experiments.results import Claim, Results
 
-# By the name of a goal: what is claimed, and what its numbers are.
+# By the name of a goal: the claim, and a description of its numbers.
 STATEMENTS = {
     "worst tenth": (
         f"The worst tenth of fed_auto is within {100 * WITHIN:g} point of the best of "
@@ -48,7 +48,7 @@ SMALL = "Too small to decide"
 
 
 def claims(results: Results) -> list[Claim]:
-    """One of each kind, with what was found on each task."""
+    """Return one claim of each kind, with its results on each task."""
     each = [_of_tasks(results, name) for name in STATEMENTS]
     return [*each, _ahead(results, AS_MANY_ROUNDS), _ahead(results, AS_MANY_BYTES, longer=True)]
 

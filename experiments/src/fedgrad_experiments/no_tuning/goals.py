@@ -1,4 +1,4 @@
-"""What is to be shown of each task, in numbers: how far ours are from the best of a sweep."""
+"""Goals for each task, in numbers: how far our methods are from the best of a sweep."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fedgrad_experiments.no_tuning.outcome import FIXED, Outcome, outcomes, riva
 from fedgrad_experiments.no_tuning.tasks import data_set
 from fedgrad_experiments.results import Results
 
-# Trainings of each method, without which nothing is decided; and of which methods each goal is.
+# The number of runs of each method that a decision needs, and the methods that each goal compares.
 ENOUGH = {"auto": 20, "blind": 20, "fedavgm": 50, "fedadam": 25, "good": 5, "good-tuned": 5}
 NEEDS = {
     "worst tenth": ("auto", *FIXED),
@@ -21,16 +21,15 @@ NEEDS = {
     "finite": ("auto",),
     "good start": ("good", "good-tuned"),
 }
-WITHIN, STAYS = 0.01, 0.003  # of accuracy: points that the worst tenth, and tuning, may lose
-BYTES = 3.0  # of a fixed training, at most
+WITHIN, STAYS = 0.01, 0.003  # accuracy that the worst tenth, and tuning, may lose
+BYTES = 3.0  # at most, in multiples of a fixed run
 ROUNDING = 1e-9
 Found = Mapping[str, Outcome]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A number of a task, and whether it is what was asked for; None where trainings are too few to
-    tell."""
+    """A number of a task, and whether it meets the goal; None if there are too few runs to tell."""
 
     value: float
     met: bool | None
@@ -38,12 +37,12 @@ class Goal:
 
 
 def sweep(found: Found) -> float:
-    """The best of all fixed trainings, of their last models and of their averaged ones."""
+    """Return the best of all fixed runs, over their last and their averaged models."""
     return max(found[name].best for name in FIXED)
 
 
 def goals(results: Results, task: str) -> dict[str, Goal]:
-    """Those that can be told of a task, by name."""
+    """Return the goals of a task that can be evaluated, by name."""
     found = outcomes(results, task)
     return {
         name: _GOALS[name](found, all(len(found[m]) >= ENOUGH[m] for m in needed))
@@ -61,7 +60,7 @@ def _median(found: Found, enough: bool, method: str = "auto") -> Goal:
 
 
 def _bytes(found: Found, _: bool) -> Goal:
-    size = found["auto"].bytes  # which is known of one training
+    size = found["auto"].bytes  # one run is enough to know it
     return Goal(size, size <= BYTES + ROUNDING, f"{size:.2f} times")
 
 
@@ -94,18 +93,18 @@ _GOALS: dict[str, Callable[[Found, bool], Goal]] = {
 
 @dataclass(frozen=True)
 class Mean:
-    """Of a method, over data sets."""
+    """Means of a method over data sets."""
 
     title: str
-    trainings: int  # on a task, at least
+    trainings: int  # the smallest number on any task
     worst: float
     median: float
     bytes: float
 
 
 def means(results: Results) -> dict[str, Mean]:
-    """Of each method. Tasks of one data set count as one; only tasks on which fed_auto and all that
-    one could take instead were run count, and methods that were run on all of these."""
+    """Return the means of each method. Tasks of one data set count as one. Only tasks with runs of
+    fed_auto and of all its rivals count, and only methods that were run on all of these tasks."""
     found = {task: outcomes(results, task) for task in results.facts["tasks"]}
     every = {name: one.title for each in found.values() for name, one in each.items()}
     needed = {*rivals(every), "auto"} & every.keys()

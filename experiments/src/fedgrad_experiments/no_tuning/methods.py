@@ -1,4 +1,4 @@
-"""The methods that are compared, each with its trials: from which starts, with which seeds."""
+"""The compared methods, each with its trials: their starts and seeds."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,41 +17,42 @@ from fedgrad_experiments.no_tuning.tasks import TASKS
 from fedgrad_experiments.server_optimizer.training import LEARN
 from fedgrad_experiments.trials import Starts
 
-# What somebody who does not know better would try.
+# The search space of somebody without prior knowledge.
 SPACE = {
     RATE: fg.log_uniform(1e-3, 10.0),
     "server.learning_rate": fg.log_uniform(1e-3, 10.0),
     "server.momentum": fg.uniform(0.0, 1.0),
 }
 BLIND = "fed_auto as it was frozen, blind"
-FAR = (0.001, 0.1, 10.0)  # rates of clients from which a method should find the right one
+FAR = (0.001, 0.1, 10.0)  # client rates from which a method should find the right one
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How many trainings there are of each kind; the same random starts on all tasks."""
+    """The number of runs of each kind; random starts are the same on all tasks."""
 
     tasks: tuple[str, ...] = tuple(TASKS)  # if none are named
     fixed: int = 50  # random starts of FedAvgM
-    adam: int = 25  # and of FedAdam
-    starts: int = 20  # of these from which methods that learn begin, too
-    seeds: int = 20  # of what reads no start
+    adam: int = 25  # random starts of FedAdam
+    starts: int = 20  # how many of these starts the methods that learn use, too
+    seeds: int = 20  # of methods that ignore the start
     others: int = 5  # seeds of all other methods
-    searched: int = 27  # configurations, by successive halving
-    rounds: int | None = None  # those of the task, if nothing is said
+    searched: int = 27  # configurations in successive halving
+    rounds: int | None = None  # None: the task's default
     evaluated_clients: int = 500  # at most
 
 
 @dataclass(frozen=True)
 class Trials:
-    """One entry for each trial; those that follow each other with one seed run side by side."""
+    """The trials of a method, one entry each; adjacent trials with the same seed run side by
+    side."""
 
     starts: Starts
     seeds: Sequence[int]
 
 
-Found = Mapping[str, Mapping[str, np.ndarray]]  # of methods that are done: what was recorded
-Make = Callable[[Any, int], fg.Algorithm]  # (loss, batch size) -> what is trained
+Found = Mapping[str, Mapping[str, np.ndarray]]  # records of finished methods
+Make = Callable[[Any, int], fg.Algorithm]  # (loss, batch size) -> algorithm
 
 
 @dataclass(frozen=True)
@@ -61,27 +62,28 @@ class Method:
     title: str
     make: Make
     trials: Callable[[Settings, Found], Trials]
-    averages: bool = False  # its model is an average already
-    searches: bool = False  # its hyperparameters are searched for, by successive halving
-    rates: tuple[float, ...] = ()  # of clients: each is a row of its own
-    only: tuple[str, ...] = ()  # the tasks that it is for, if not all
-    times: int = 1  # the rounds of the task, for what sends less than fed_auto in as many
+    averages: bool = False  # its model is already an average
+    searches: bool = False  # successive halving searches its hyperparameters
+    rates: tuple[float, ...] = ()  # client rates, each a separate row
+    only: tuple[str, ...] = ()  # its tasks, if not all
+    times: int = 1  # multiple of the rounds, for methods that send less than fed_auto
 
     def algorithm(self, loss: Any, batch_size: int) -> fg.Algorithm:
-        """What is trained: its model is an average of models."""
+        """Return the algorithm to train, whose model is an average of models."""
         made = self.make(loss, batch_size)
         return made if self.averages else fg.averaged(made)
 
 
 def random_starts(n: int, names: Sequence[str] = tuple(SPACE)) -> dict[str, np.ndarray]:
-    """The first hyperparameters of so many trials, always the same."""
+    """Return the initial hyperparameters of `n` trials, always the same."""
     keys = jax.random.split(jax.random.key(0), len(SPACE))
     drawn = {name: SPACE[name](key, n) for name, key in zip(SPACE, keys, strict=True)}
     return {name: np.asarray(drawn[name], np.float32) for name in names}
 
 
 def rungs(configurations: int) -> int:
-    """Of successive halving, if a third goes on each time and one is left."""
+    """Return the number of rungs of successive halving that keeps a third each time until one is
+    left."""
     return 1 + max(1, round(math.log(configurations, 3)))
 
 
@@ -101,7 +103,7 @@ def _some_starts(settings: Settings, each_its_seed: bool) -> Trials:
 
 
 def _best_start(settings: Settings, found: Found) -> Trials:
-    """The start of the best of all fixed trainings, with several seeds."""
+    """Return the start of the best fixed run, with several seeds."""
     fixed = found["fedavgm"]
     best, n = int(np.argmax(fixed["accuracy"])), settings.others
     starts = {name: np.full(n, fixed[f"start/{name}"][best]) for name in SPACE}
@@ -118,7 +120,7 @@ def _rates(settings: Settings, _: Found, rates: tuple[float, ...]) -> Trials:
 
 
 def _of(make: Callable[..., fg.Algorithm], rate: float = 0.1) -> Make:
-    """A named algorithm of the library, with this rate of clients."""
+    """Return a constructor of a library algorithm, with this client rate."""
     return lambda loss, batch_size: make(loss, fg.local_training(rate, batch_size=batch_size))
 
 
@@ -135,8 +137,8 @@ def _tuned(loss: Any, batch_size: int) -> fg.Algorithm:
 
 
 def _followed(loss: Any, batch_size: int) -> fg.Algorithm:
-    """Hypergradients of the server's rate: at the averaged model, of examples that are held out,
-    over twenty rounds, compared in pairs."""
+    """Return FedAvgM with hypergradients of the server's rate: at the averaged model, on held-out
+    examples, over twenty rounds, with a paired guard."""
     held_out = fg.HeldOut()
     algorithm = fg.holding_out(fg.averaged(_of(fg.fed_avgm)(loss, batch_size)), held_out)
     return fg.self_tuning(
@@ -149,7 +151,7 @@ def _followed(loss: Any, batch_size: int) -> fg.Algorithm:
     )
 
 
-# In the order in which they are trained: some need what those before them found.
+# In the order of training: some methods need the results of earlier ones.
 METHODS: Mapping[str, Method] = {
     "fedavgm": Method("FedAvgM, random start", _of(fg.fed_avgm), _fixed),
     "fedadam": Method("FedAdam, random start", _of(fg.fed_adam), _fixed_adam),
@@ -214,7 +216,8 @@ METHODS: Mapping[str, Method] = {
         for name, (title, make) in ablation.ABLATIONS.items()
     },
 }
-# Those from the best start show what tuning does to what is good already; nobody could pick them.
+# Methods from the best start show what tuning does to a good setting; nobody could choose them in
+# advance.
 AT_BEST = ("good", "good-tuned", "good-followed")
 OURS = ("auto", "blind", "self-tuning")
-LONGER = tuple(name for name, one in METHODS.items() if one.times > 1)  # of other rounds than all
+LONGER = tuple(name for name, one in METHODS.items() if one.times > 1)  # methods with more rounds

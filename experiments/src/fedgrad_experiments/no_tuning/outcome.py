@@ -1,5 +1,5 @@
-"""How the trainings of each method ended on a task, and what follows from those of fixed ones: the
-best of three, and settings that were calibrated on other tasks."""
+"""Final results of each method on a task, and what follows from the fixed ones: the best of three,
+and settings that were calibrated on other tasks."""
 
 import itertools
 from collections.abc import Mapping
@@ -17,54 +17,55 @@ from fedgrad_experiments.no_tuning.training import key
 from fedgrad_experiments.results import Results
 
 T = TypeVar("T")
-FIXED = {"fedavgm": "FedAvgM", "fedadam": "FedAdam"}  # what a sweep would try
-TRIES = 3  # of a random search that costs as much as fed_auto may
-WORST = 0.1  # the part of the trainings that counts as the worst
+FIXED = {"fedavgm": "FedAvgM", "fedadam": "FedAdam"}  # the methods of a sweep
+TRIES = 3  # runs of a random search that costs as much as fed_auto may
+WORST = 0.1  # the fraction of runs that counts as the worst
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One entry for each training."""
+    """The final results of a method, one entry per run."""
 
     title: str
-    accuracy: np.ndarray  # or another metric, of the averaged model, on what it has not seen
-    last: np.ndarray  # of the model of the last round; NaN where it is not known
-    loss: np.ndarray  # of the averaged model, on what it was trained on
-    finite: np.ndarray  # whether the averaged model is
-    bytes: float  # as a multiple of those of a fixed training
+    accuracy: np.ndarray  # or another metric, of the averaged model, on test clients
+    last: np.ndarray  # of the model of the last round; NaN if unknown
+    loss: np.ndarray  # of the averaged model, on training clients
+    finite: np.ndarray  # whether the averaged model is finite
+    bytes: float  # as a multiple of a fixed run's
 
     @property
     def worst(self) -> float:
-        """What all but the worst tenth reach."""
+        """The accuracy that all but the worst tenth reach."""
         return float(np.quantile(self.accuracy, WORST, method="lower"))
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median accuracy."""
         return float(np.median(self.accuracy))
 
     @property
     def best(self) -> float:
-        """Of both models of all trainings."""
+        """The best accuracy of both models of all runs."""
         return float(np.nanmax([self.accuracy, self.last]))
 
     def __len__(self) -> int:
         return len(self.accuracy)
 
     def only(self, some: np.ndarray, title: str) -> "Outcome":
-        """Of some of the trainings."""
+        """Return the results of some of the runs."""
         kept = {name: getattr(self, name)[some] for name in ("accuracy", "last", "loss", "finite")}
         return replace(self, title=title, **kept)
 
 
 def outcomes(results: Results, task: str) -> dict[str, Outcome]:
-    """All that is known of a task, by method; a method with several rates of clients is several."""
+    """Return all results on a task, by method; a method with several client rates is listed once
+    for each."""
     found: dict[str, Outcome] = {}
     for name in results.facts["methods"][task]:
         if name in ABLATIONS:
             continue
         one = _outcome(results, task, name)
-        name = "blind" if METHODS[name].title == BLIND else name  # whichever recipe that was
+        name = "blind" if METHODS[name].title == BLIND else name  # whichever recipe it was
         if METHODS[name].rates:
             starts = results.arrays[key(task, name, f"start/{RATE}")]
             for rate in METHODS[name].rates:
@@ -82,18 +83,19 @@ def outcomes(results: Results, task: str) -> dict[str, Outcome]:
 
 
 def ablations(results: Results, task: str) -> dict[str, Outcome]:
-    """fed_auto without one of its parts, by what is missing."""
+    """Return the results of fed_auto without one of its parts, by name."""
     names = [name for name in results.facts["methods"][task] if name in ABLATIONS]
     return {name: _outcome(results, task, name) for name in names}
 
 
 def rivals(found: Mapping[str, T]) -> dict[str, T]:
-    """What somebody could take instead of ours."""
+    """Return the methods that one could use instead of ours."""
     return {name: one for name, one in found.items() if name not in (*OURS, *AT_BEST)}
 
 
 def calibrated(results: Results, task: str, name: str) -> int | None:
-    """Which of the starts has the best mean rank on the tasks of other data; None without any."""
+    """Return the index of the start with the best mean rank on tasks of other data sets, or None if
+    there are none."""
     others = [
         results.arrays[key(other, name, "accuracy")]
         for other, methods in results.facts["methods"].items()
@@ -105,7 +107,7 @@ def calibrated(results: Results, task: str, name: str) -> int | None:
 
 
 def best_of_tries(fixed: Outcome) -> Outcome:
-    """Of any three fixed trainings the one with the lowest training loss."""
+    """Return, for every three fixed runs, the one with the lowest training loss."""
     triples = np.array(list(itertools.combinations(range(len(fixed)), TRIES)))
     loss = np.where(np.isfinite(fixed.loss) & fixed.finite, fixed.loss, np.inf)
     chosen = triples[np.arange(len(triples)), np.argmin(loss[triples], axis=1)]
@@ -117,7 +119,7 @@ def _outcome(results: Results, task: str, name: str) -> Outcome:
     def of(what: str, method: str = name) -> np.ndarray:
         return results.arrays[key(task, method, what)]
 
-    # A search trains several, some of them not to the end.
+    # A search trains several models, some of them only partly.
     runs = of("runs").mean() if key(task, name, "runs") in results.arrays else 1.0
     return Outcome(
         METHODS[name].title,

@@ -1,5 +1,5 @@
-"""Rules of others that the library does not have: FATHOM's, Delta-SGD's, and a server that is
-schedule-free. Each is written as a user would write it."""
+"""Published rules that the library does not have: FATHOM's, Delta-SGD's, and a schedule-free
+server. Each is written as a user would write it."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +16,8 @@ RATE = "client.learning_rate"
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FathomState:
-    """What FATHOM's server keeps besides: the direction of the rounds so far, and how far the
-    logarithm of the clients' rate has come."""
+    """The additional state of FATHOM's server: the smoothed direction of the rounds so far, and the
+    change of the logarithm of the clients' rate."""
 
     inner: Any
     smoothed: Any
@@ -30,8 +30,9 @@ class FathomState:
 
 
 def fathom(algorithm: fg.Algorithm, step: float = 0.01, smoothing: float = 0.5) -> fg.Algorithm:
-    """FATHOM (Nguyen et al. 2022), its rule for the clients' learning rate alone: after a round
-    that moved the model by Δ it is multiplied with exp(step cos(Δ, smoothed Δ of those before))."""
+    """Apply FATHOM's rule (Nguyen et al. 2022) for the clients' learning rate only: after a round
+    that moved the model by Δ, the rate is multiplied by exp(step cos(Δ, smoothed Δ of earlier
+    rounds))."""
 
     def init(params: Any, hyper: Any = None) -> FathomState:
         inner = algorithm.init(params, hyper)
@@ -54,9 +55,10 @@ def fathom(algorithm: fg.Algorithm, step: float = 0.01, smoothing: float = 0.5) 
 
 @dataclass(frozen=True)
 class DeltaSgd(fg.LocalTraining):
-    """Local training by Delta-SGD (Kim et al. 2024): steps of a length that follows how much the
-    gradient changes, from the optimizer's learning rate on. Both gradients of a step are of its
-    batch.
+    """Local training by Delta-SGD (Kim et al. 2024).
+
+    The step size follows how much the gradient changes, starting from the optimizer's learning
+    rate. Both gradients of a step use its batch.
 
         η_k = min(γ |x_k - x_{k-1}| / (2 |g_k - g_{k-1}|), sqrt(1 + δ θ_{k-1}) η_{k-1})
         θ_k = η_k / η_{k-1}
@@ -67,7 +69,7 @@ class DeltaSgd(fg.LocalTraining):
     delta: float = 0.1
 
     def training(self, loss: Any) -> Any:
-        """All of a client's work in a round."""
+        """Return the function for all of a client's work in a round."""
         slope = self.gradient(loss)
 
         def train(start: Any, examples: fg.Examples, hyper: Any, key: Any) -> Any:
@@ -79,7 +81,7 @@ class DeltaSgd(fg.LocalTraining):
                 longest = jnp.sqrt(1 + self.delta * growth) * rate
                 smooth = self.gamma * change / (2 * jnp.where(turn > 0, turn, 1))
                 here = jnp.sum(mask).astype(total.dtype)
-                # In the first step there is nothing before.
+                # The first step has no predecessor.
                 bounded = (seen > 0) & (turn > 0)
                 new = jnp.where(bounded, jnp.minimum(smooth, longest), longest)
                 new = jnp.where(seen > 0, new, rate)
@@ -102,7 +104,7 @@ class DeltaSgd(fg.LocalTraining):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScheduleFreeState:
-    """A state whose model is the one that schedule-free optimizers give as their result."""
+    """A state whose model is the evaluation model of a schedule-free optimizer."""
 
     inner: Any
 
@@ -113,7 +115,8 @@ class ScheduleFreeState:
 
 
 def schedule_free(loss: Any, client: Any, server_learning_rate: float = 1.0) -> fg.Algorithm:
-    """Schedule-free SGD (Defazio et al. 2024) of optax.contrib as the server's optimizer."""
+    """Return FedOpt with schedule-free SGD (Defazio et al. 2024, optax.contrib) as server
+    optimizer."""
     server = optax.contrib.schedule_free(
         optax.sgd(server_learning_rate), learning_rate=server_learning_rate
     )
@@ -131,7 +134,7 @@ def schedule_free(loss: Any, client: Any, server_learning_rate: float = 1.0) -> 
 
 
 def _cosine(a: Any, b: Any) -> jax.Array:
-    """Of the angle between two models; 0 where one of them is 0."""
+    """Return the cosine of the angle between two models; 0 if one of them is 0."""
     products = (_dot(a, b), jnp.sqrt(_dot(a, a)) * jnp.sqrt(_dot(b, b)))
     return jnp.where(products[1] > 0, products[0] / jnp.where(products[1] > 0, products[1], 1), 0)
 

@@ -1,5 +1,5 @@
-"""The figure: one self-tuned training against the best of many fixed ones, by the bytes that each
-takes; and tables of all methods."""
+"""A figure of one self-tuned run against the best of many fixed ones, by their bytes; and tables of
+all methods."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ MARKS = {True: "✓", False: "✗", None: "?"}
 
 
 def figures(results: Results) -> Mapping[str, fg.charts.Figure]:
-    """A panel for each task; those of small tables are a figure of their own."""
+    """Draw a panel for each task; small tables have a figure of their own."""
     tasks = results.facts["tasks"]
     small = [task for task in tasks if data_set(task) in TABLES]
     large = [task for task in tasks if task not in small]
@@ -45,7 +45,8 @@ def figures(results: Results) -> Mapping[str, fg.charts.Figure]:
 
 
 def tables(results: Results) -> list[Table]:
-    """The goals on each task; all methods on the mean, on some tasks at a time, on each task."""
+    """Tabulate the goals per task, and all methods: their means, several tasks at a time, and each
+    task."""
     tasks = list(results.facts["tasks"])
     return [
         _goals(results),
@@ -89,7 +90,7 @@ def _panel(results: Results, task: str) -> fg.charts.Chart | None:
 
 
 def _height(curves: list[fg.charts.Curve]) -> fg.charts.Axis:
-    """From where one fixed training ends, on the mean, to the best."""
+    """Return a y axis from the mean of a single fixed run to the best."""
     ends = [y for curve in curves for y in (*curve.y, *(curve.band[1] if curve.band else ()))]
     low, high = min(ends), max(ends)
     room = 0.05 * max(high - low, 0.02)

@@ -1,7 +1,7 @@
-"""The tasks: small enough that hundreds of trainings fit into minutes, five kinds and three tables.
+"""The tasks, small enough that hundreds of runs fit into minutes: five kinds and three tables.
 
-Real data are read by the library's own tasks; their clients are capped here, and their models are
-small ones.
+Real data are read by the library's own tasks; here their clients are capped and their models are
+small.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,32 +18,32 @@ import fedgrad as fg
 from fedgrad_experiments.results import ExperimentError
 
 Client = Mapping[str, np.ndarray]
-MOST = 160  # examples of a client that train, where data are real
-WORDS = 32  # of an example with tags
-CONTEXT = 6  # characters before the one that comes next
+MOST = 160  # training examples per client, for real data
+WORDS = 32  # per example with tags
+CONTEXT = 6  # characters before the next one
 EMBEDDED, HIDDEN = 8, 64
-# Of numbers of words: those that a model knows, which of them is for all others, and from which on
-# they are words. The next one is a word that is known.
+# Word indices: the size of the vocabulary, the index of unknown words, and the first index that is
+# a word. Only known words are predicted.
 FREQUENT, UNKNOWN, WORD = 1000, 1, 4
 
 
 @dataclass(frozen=True)
 class Laptop:
-    """A task at the scale of a laptop: how it is made, of a file where it needs one, for how long
-    it is trained, and by how many clients a round."""
+    """A task at laptop scale: how to make it (from a file if it needs one), its number of rounds,
+    and the clients per round."""
 
     make: Callable[..., fg.tasks.Task]
     rounds: int
     cohort_size: int
-    files: tuple[str, ...] = ()  # how the name of its file begins, in the folder of the data
+    files: tuple[str, ...] = ()  # prefixes of its file's name in the data folder
 
     def made(self, name: str, data: str | Path | None) -> fg.tasks.Task:
-        """The task; with real data, of its file in this folder (or of this file)."""
+        """Make the task; with real data, from its file in this folder (or from this file)."""
         found = self.make(data=self.file(name, data)) if self.files else self.make()
         return replace(found, name=name)
 
     def file(self, name: str, data: str | Path | None) -> Path:
-        """Where its data are."""
+        """Return the path of its data."""
         folder = None if data is None else Path(data)
         if folder is not None and folder.is_file():
             return folder
@@ -60,35 +60,37 @@ class Laptop:
 
 
 def synthetic() -> fg.tasks.Task:
-    """Synthetic(1, 1), of each client 200 examples at most."""
+    """Make Synthetic(1, 1), with at most 200 examples per client."""
     task = fg.tasks.task("synthetic")
     assert task.test is not None
     return replace(task, train=_capped(task.train, 180), test=_capped(task.test, 20))
 
 
 def emnist(data: Any = None) -> fg.tasks.Task:
-    """Characters, their images halved: one hidden layer."""
+    """Make EMNIST with images of half the size, and one hidden layer."""
     task = fg.tasks.task("emnist", data=data)
     sizes = (14 * 14, HIDDEN, 62)
     return _as_classifier(task, _halved, lambda key: fg.tasks.classifier.random(key, sizes))
 
 
 def cifar100(data: Any = None) -> fg.tasks.Task:
-    """Images of 8 x 8, standardised: one hidden layer."""
+    """Make CIFAR-100 with standardized images of 8 x 8, and one hidden layer."""
     task = fg.tasks.task("cifar100", data=data)
     sizes = (8 * 8 * 3, HIDDEN, 100)
     return _as_classifier(task, _small, lambda key: fg.tasks.classifier.random(key, sizes))
 
 
 def shakespeare(data: Any = None) -> fg.tasks.Task:
-    """The next character, by the embedded ones before it: one hidden layer."""
+    """Make next-character prediction from the embedded previous characters, with one hidden
+    layer."""
     task = fg.tasks.task("shakespeare", data=data)
     tokens = 1 + max(int(jnp.max(leaf)) for leaf in jax.tree.leaves(task.train.everyone.store))
     return _as_classifier(task, _what_is_next, partial(_language, tokens=tokens), _embedded)
 
 
 def words(data: Any = None) -> fg.tasks.Task:
-    """The next word, if it is frequent, by the embedded ones before it: one hidden layer."""
+    """Make next-word prediction, for frequent words, from the embedded previous words, with one
+    hidden layer."""
     task = fg.tasks.task("stackoverflow_words", data=data)
 
     def convert(client: Client) -> Client:
@@ -99,8 +101,8 @@ def words(data: Any = None) -> fg.tasks.Task:
 
 
 def tags(data: Any = None) -> fg.tasks.Task:
-    """Logistic regression of 50 tags by 1,000 words, as the library has it, and by no more than
-    the first words of an example."""
+    """Make the library's logistic regression of 50 tags from 1,000 words, using only the first
+    words of an example."""
     task = fg.tasks.task("stackoverflow_tags", data=data)
     assert task.test is not None
 
@@ -112,8 +114,8 @@ def tags(data: Any = None) -> fg.tasks.Task:
 
 
 def table(load: str, scale: float) -> fg.tasks.Task:
-    """A table of scikit-learn, over ten clients: softmax regression. Columns have mean 0 and
-    deviation `scale`."""
+    """Make softmax regression on a table of scikit-learn, split over ten clients. Columns have mean
+    0 and standard deviation `scale`."""
     x, y = _loaded(load)
     x = scale * (x - x.mean(0)) / x.std(0)
     rng = np.random.default_rng(0)
@@ -150,7 +152,7 @@ TASKS: Mapping[str, Laptop] = {
 
 
 def data_set(task: str) -> str:
-    """What a task is of: several scales of one table are of one data set."""
+    """Return the data set of a task: all scales of a table belong to one data set."""
     return task.partition("_x")[0]
 
 
@@ -171,7 +173,8 @@ def _as_classifier(
     init: Callable[[jax.Array], Any],
     seen: Callable[[Any, Any], tuple[Any, Any]] = lambda params, x: (params, x),
 ) -> fg.tasks.Task:
-    """A task with the same clients and another model: layers, and what these see of an example."""
+    """Return a task with the same clients and another model: layers, and a function that prepares
+    their input."""
 
     def of(score: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
         def scored(params: Any, batch: Any) -> jax.Array:
@@ -205,21 +208,21 @@ def _embedded(params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
 
 
 def _halved(client: Client) -> Client:
-    """Images of half the size, ink 1 and paper 0: the means of four pixels each."""
+    """Halve images by averaging four pixels each, with ink 1 and paper 0."""
     x = 1 - client["x"].reshape(-1, 14, 2, 14, 2).astype(np.float32).mean((2, 4)) / 255
     return {"x": x.reshape(len(x), -1), "y": client["y"].astype(np.int32)}
 
 
 def _small(client: Client) -> Client:
-    """The means of nine pixels each, of mean 0 and deviation 1 in an image."""
+    """Average nine pixels each, and standardize each image to mean 0 and deviation 1."""
     x = client["x"].reshape(-1, 8, 3, 8, 3, 3).astype(np.float32).mean((2, 4)).reshape(-1, 192)
     x = (x - x.mean(1, keepdims=True)) / (x.std(1, keepdims=True) + 1e-3)
     return {"x": x, "y": client["y"].astype(np.int32)}
 
 
 def _what_is_next(client: Client) -> Client:
-    """Of pieces of text, the places where something comes next: what is before it, and it. They
-    are taken in an order that is random, and always the same."""
+    """Return pairs of a context and the next token, for all positions of the texts that have one,
+    in a fixed random order."""
     x, y = (client[name].astype(np.int32) for name in ("x", "y"))
     before = np.pad(x, ((0, 0), (CONTEXT - 1, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(before, CONTEXT, axis=1)
@@ -231,7 +234,8 @@ def _what_is_next(client: Client) -> Client:
 def _capped(
     clients: fg.Population, most: int, convert: Callable[[Client], Client] = lambda client: client
 ) -> fg.Population:
-    """The same clients, converted, with so many examples at most; those left with none are out."""
+    """Return the same clients, converted, with at most `most` examples each; clients without
+    examples are dropped."""
     everyone = clients.everyone
     store = {name: np.asarray(rows) for name, rows in everyone.store.items()}
     ends = zip(np.asarray(everyone.offset), np.asarray(everyone.count), strict=True)

@@ -1,5 +1,6 @@
-"""Every method on every task. What is done of a task is kept, method by method, so that a run goes
-on where it was interrupted, and tasks can be run one after another, or at once, into one folder."""
+"""Runs every method on every task. Results are saved method by method, so that an interrupted run
+continues where it stopped, and tasks can be run one after another or concurrently into one
+folder."""
 
 import functools
 import json
@@ -26,22 +27,22 @@ Made = Callable[[str, Any, int], fg.Algorithm]  # (method, loss, batch size)
 
 @dataclass(frozen=True)
 class Judge:
-    """What is measured of a model, or of several side by side."""
+    """Evaluates one model, or several side by side."""
 
     task: fg.tasks.Task
     evaluations: Mapping[str, fg.Evaluation]
 
     @property
     def metric(self) -> str:
-        """By which models are compared."""
+        """The metric by which models are compared."""
         return next(iter(self.task.metrics))
 
     def record(self, result: fg.Result) -> dict[str, np.ndarray]:
-        """Of a training: of its model, and of that of the last round."""
+        """Evaluate a run: its averaged model, and the model of its last round."""
         return {**self(result.params), "last": self(result.last)["accuracy"]}
 
     def __call__(self, params: Any) -> dict[str, np.ndarray]:
-        """Its metric on what it has not seen, 0 if it is not finite, and its training loss."""
+        """Return the test metric, 0 if the model is not finite, and the training loss."""
         one = jax.eval_shape(self.task.init, jax.random.key(0))
         pairs = zip(jax.tree.leaves(params), jax.tree.leaves(one), strict=True)
         stacked = all(jnp.ndim(leaf) == like.ndim + 1 for leaf, like in pairs)
@@ -65,7 +66,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Work:
-    """A task at hand: who trains for how long, and where what is done is kept."""
+    """A task with its training settings and the folder of its results."""
 
     judge: Judge
     training: Training
@@ -77,7 +78,7 @@ class Work:
     def of(
         task: fg.tasks.Task, laptop: Laptop, settings: Settings, folder: Path, make: Made
     ) -> Any:
-        """Of a task."""
+        """Prepare the work on a task."""
         rounds = settings.rounds or laptop.rounds
         judge = Judge(task, evaluations_of(task, rounds, settings.evaluated_clients))
         size = min(laptop.cohort_size, len(task.train))
@@ -85,23 +86,23 @@ class Work:
         return Work(judge, training, settings, folder, make)
 
     def algorithm(self, method: str) -> fg.Algorithm:
-        """Of a method, for this task."""
+        """Return the algorithm of a method for this task."""
         task = self.training.task
         return self.make(method, task.loss, task.defaults.batch_size)
 
     def trained(self, method: str) -> Training:
-        """How a method is trained: for as many rounds as all, or longer."""
+        """Return how a method is trained: for the usual number of rounds, or longer."""
         return replace(self.training, rounds=METHODS[method].times * self.training.rounds)
 
     def bytes(self, method: str) -> int:
-        """That a client receives and sends in a whole training."""
+        """Return the bytes that a client receives and sends in a whole run."""
         training = self.trained(method)
         cohort = training.task.train.sample(jax.random.key(0), training.cohort_size)
         params = training.task.init(jax.random.key(0))
         return int(fg.explain(self.algorithm(method), params, cohort, rounds=training.rounds).bytes)
 
     def run(self, name: str, found: Mapping[str, Any], progress: Progress) -> dict[str, np.ndarray]:
-        """Train with a method, or read what it gave."""
+        """Train with a method, or read its saved results."""
         method, kept = METHODS[name], self.folder / f"{name}.npz"
         if kept.exists():
             return _read(kept)
@@ -123,7 +124,8 @@ class Work:
         return arrays
 
     def _together(self, found: Mapping[str, Any]) -> int:
-        """How many trials run side by side: as many of a fixed method as fit, and are faster."""
+        """Return how many trials run side by side: as many of a fixed method as fit, if that is
+        faster."""
         trials = METHODS["fedavgm"].trials(self.settings, found)
         algorithm, kept = self.algorithm("fedavgm"), self.folder / "together.txt"
         return how_many_together(self.training, algorithm, trials.starts, trials.seeds, kept)
@@ -136,11 +138,11 @@ def run(
     tasks: tuple[str, ...] = (),
     data: str | None = None,
 ) -> Results:
-    """Every method on these tasks, or on all; then what is in the folder, of these and others. If
-    none are named, those whose data are not here are left out."""
-    algorithms: Made = functools.cache(_algorithm)  # tasks alike share what is compiled
+    """Run every method on these tasks, or on all; then return all results in the folder, including
+    other tasks'. If none are named, tasks without local data are skipped."""
+    algorithms: Made = functools.cache(_algorithm)  # similar tasks share what is compiled
     made: dict[str, fg.tasks.Task] = {}
-    # What cannot be made, because a package or a file is missing, is found out before the training.
+    # Make all tasks first, so that a missing package or file fails before any training.
     for name in tasks or settings.tasks:
         methods = _methods(name)
         if all((out / "runs" / name / f"{method}.npz").exists() for method in methods):
@@ -170,12 +172,12 @@ def run(
 
 
 def _methods(task: str) -> list[str]:
-    """Those that are run on a task."""
+    """Return the methods that are run on a task."""
     return [name for name, one in METHODS.items() if not one.only or task in one.only]
 
 
 def gathered(out: Path, settings: Settings) -> Results:
-    """What is done of all tasks in a folder."""
+    """Return the saved results of all tasks in a folder."""
     facts: dict[str, Any] = {"tasks": {}, "methods": {}}
     arrays: dict[str, np.ndarray] = {}
     for name in TASKS:
@@ -193,7 +195,7 @@ def gathered(out: Path, settings: Settings) -> Results:
 
 
 def key(task: str, method: str, what: str) -> str:
-    """Where the results have something, one entry for each trial."""
+    """Return the name of an array in the results, with one entry per trial."""
     return f"{task}/{method}/{what}"
 
 
@@ -205,7 +207,8 @@ def _algorithm(method: str, loss: Any, batch_size: int) -> fg.Algorithm:
 def _search(
     work: Work, algorithm: fg.Algorithm, seed: int, folder: Path, progress: Progress
 ) -> dict[str, np.ndarray]:
-    """Successive halving by the training loss. What it found is known by its average alone."""
+    """Run successive halving by the training loss. Only the averaged model of its result is
+    known."""
     training, number = work.training, work.settings.searched
     key = jax.random.key(seed)
     found = fg.random_search(

@@ -1,4 +1,4 @@
-"""FedAvgM that learns its server's learning rate and momentum, against fixed ones."""
+"""FedAvgM with learned server learning rate and momentum, against fixed ones."""
 
 from fedgrad_experiments.experiment import Experiment, OnTask
 from fedgrad_experiments.server_optimizer.claims import claims

@@ -1,4 +1,4 @@
-"""What the paper says about learned server optimizers, against these results."""
+"""Checks the paper's claims about learned server optimizers against these results."""
 
 import numpy as np
 
@@ -15,12 +15,12 @@ from fedgrad_experiments.server_optimizer.outcome import (
 )
 from fedgrad_experiments.server_optimizer.training import DEFAULT, LEARN
 
-MATCHES = 0.005  # of accuracy: what counts as the same
-ABOUT_A_TENTH = 0.2  # of the trials, at most
+MATCHES = 0.005  # accuracy that counts as equal
+ABOUT_A_TENTH = 0.2  # fraction of the trials, at most
 
 
 def claims(results: Results) -> list[Claim]:
-    """Every claim, with its numbers. "Learned" is the paper's algorithm, without a guard."""
+    """Return every claim with its numbers. "Learned" is the paper's algorithm, without a guard."""
     return [
         _higher_maximum(results),
         _matches_always(results),
@@ -125,7 +125,7 @@ def _generalizes(results: Results) -> Claim:
 
 
 def _shapes(results: Results) -> Claim:
-    """How learned hyperparameters move from their defaults: the median over seeds."""
+    """Check how learned hyperparameters move from their defaults, by the median over seeds."""
     parts, judged = [], []
     for task in results.facts["tasks"]:
         for name in LEARN:

@@ -1,4 +1,4 @@
-"""The experiment on one of the paper's tasks, or on one of the user's own."""
+"""The experiment on one of the paper's tasks, or on a user's own."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,14 +11,14 @@ from fedgrad_experiments.server_optimizer.claims import claims
 from fedgrad_experiments.server_optimizer.shown import figures, tables
 from fedgrad_experiments.server_optimizer.training import Settings, run
 
-# At most half an hour of one processor each, on real data; on other tasks, LAPTOP.
+# At most half an hour of one processor each, on real data. Other tasks use LAPTOP.
 LAPTOP = Settings(
     kinds=("fixed", "learned"), trials=10, seeds=5, rounds=50, eval_every=10, evaluated_clients=50
 )
 LAPTOPS: Mapping[str, Settings] = {
     "cifar100": replace(
         LAPTOP,
-        # As many images for a client as the paper has.
+        # As many images per client as in the paper.
         tasks=(OnTask("cifar100", {"clients": 120}, cohort_size=10),),
         trials=8,
         seeds=4,
@@ -31,7 +31,7 @@ LAPTOPS: Mapping[str, Settings] = {
     ),
     "shakespeare": replace(
         LAPTOP,
-        # Of the clients, some only say what the loss is.
+        # Some clients only evaluate the loss for the hypergradient.
         tasks=(OnTask("shakespeare", {"validation": 0.1}, cohort_size=5),),
         kinds=("fixed", "learned", "validation"),
         trials=8,
@@ -58,7 +58,8 @@ LAPTOPS: Mapping[str, Settings] = {
 
 
 def on_task(task: str, options: Mapping[str, Any]) -> Experiment:
-    """FedAvgM on a task, its server's learning rate and momentum fixed and learned."""
+    """Return the experiment on a task: FedAvgM with server learning rate and momentum fixed and
+    learned."""
     usual = LAPTOPS.get(task, replace(LAPTOP, tasks=(OnTask(task),)))
     (on,) = usual.tasks
     laptop = replace(usual, tasks=(replace(on, options={**on.options, **options}),))

@@ -1,4 +1,4 @@
-"""How the trials of one initialization ended."""
+"""Final results of the trials of one initialization."""
 
 from dataclasses import dataclass
 
@@ -20,18 +20,18 @@ PUBLISHED = {
 
 
 def metric_of(results: Results, task: str) -> str:
-    """By what models of this task are compared."""
+    """Return the name of the metric by which models of this task are compared."""
     metric: str = results.facts.get("metrics", {}).get(task, "accuracy")
     return metric.replace("_", " ")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One entry for each trial."""
+    """Final results, one entry per trial."""
 
     accuracy: np.ndarray  # or another metric, on held-out examples, after the last round
-    diverged: np.ndarray  # whether the training loss is not finite, or above where it started
-    rejected: np.ndarray  # how often the guard stepped in
+    diverged: np.ndarray  # whether the training loss is not finite, or above its start
+    rejected: np.ndarray  # how often the guard intervened
 
     @property
     def best(self) -> BestOf:
@@ -40,7 +40,8 @@ class Outcome:
 
 
 def outcome(results: Results, task: str, initialization: str, kind: str) -> Outcome:
-    """A model that is not finite predicts nothing: its accuracy is 0."""
+    """Return the final results of all trials. A model that is not finite predicts nothing: its
+    accuracy is 0."""
 
     def of(metric: str) -> np.ndarray:
         return results.arrays[key(task, initialization, kind, metric)]
@@ -55,6 +56,6 @@ def outcome(results: Results, task: str, initialization: str, kind: str) -> Outc
 
 
 def trajectories(results: Results, task: str, initialization: str, name: str) -> np.ndarray:
-    """A learned hyperparameter of each trial, from its start on: trials x (1 + evaluations)."""
+    """Return a learned hyperparameter of each trial from its start: trials x (1 + evaluations)."""
     start = results.arrays[f"{task}/{initialization}/{name}"]
     return np.column_stack([start, results.arrays[key(task, initialization, "learned", name)]])

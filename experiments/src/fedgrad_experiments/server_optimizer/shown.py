@@ -1,4 +1,4 @@
-"""The best of n trials, trial against trial, trajectories, and a table of how trials ended."""
+"""Figures of the best of n trials, of trial against trial and of trajectories, and tables."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +19,8 @@ from fedgrad_experiments.server_optimizer.outcome import (
 )
 from fedgrad_experiments.server_optimizer.training import KINDS, LEARN
 
-# kind: (what it is called, its color, its stroke). The guard is in the tables only: where it does
-# not step in, nothing differs.
+# kind: (label, color, stroke). The guard is in the tables only: where it does not intervene,
+# nothing differs.
 STYLES: dict[str, tuple[str, str, Any]] = {
     "learned": ("learned", "p0", "line"),
     "validation": ("learned from validation clients", "p1", "line"),
@@ -36,7 +36,7 @@ SHOWN = 20  # trajectories in a panel
 
 
 def figures(results: Results) -> Mapping[str, fg.charts.Figure]:
-    """One row for each task (or hyperparameter), one column for each initialization."""
+    """Draw one row per task (or hyperparameter) and one column per initialization."""
     tasks = results.facts["tasks"]
     return {
         "best-of-n": _figure(results, tasks, _best_of_n),
@@ -49,13 +49,13 @@ def figures(results: Results) -> Mapping[str, fg.charts.Figure]:
 
 
 def tables(results: Results) -> list[Table]:
-    """One for each task, and how the best trials compare with those of the paper."""
+    """Return one table per task, and a comparison of the best trials with the paper's."""
     return [*(_table(results, task) for task in results.facts["tasks"]), best_accuracy([results])]
 
 
 def best_accuracy(every: Iterable[Results]) -> Table:
-    """Table 1 of the paper: the best of all trials from the default server and random clients, with
-    what the paper has on tasks of this name."""
+    """Return table 1 of the paper: the best of all trials from the default server and random
+    clients, next to the paper's values for tasks of the same name."""
     rows = []
     for results in every:
         for task in results.facts["tasks"]:
@@ -162,7 +162,7 @@ def _trajectories(task: str, results: Results, name: str, initialization: str) -
     diverged = outcome(results, task, initialization, "learned").diverged
     rounds = [0, *results.arrays["rounds"]]
     trials = list(zip(values[:SHOWN], diverged[:SHOWN], strict=True))
-    # Diverging ones jump about; they should not hide the others.
+    # Diverging trials jump about; they should not hide the others.
     curves = [fg.charts.Curve("trial", rounds, y, "p0", "thin") for y, bad in trials if not bad]
     curves += [
         fg.charts.Curve("trial that diverged", rounds, y, "p4", "faint") for y, bad in trials if bad

@@ -1,4 +1,4 @@
-"""FedAvgM with its server's learning rate and momentum fixed, and learned, over many trials."""
+"""Trains FedAvgM with server learning rate and momentum fixed and learned, over many trials."""
 
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,10 +15,10 @@ from fedgrad_experiments.results import ExperimentError, Results
 from fedgrad_experiments.trials import Training, how_many_together, run_trials
 
 LEARN = ("server.learning_rate", "server.momentum")
-# Learned as in the paper; with this library's guard; by the loss of validation clients.
+# Fixed; learned as in the paper; with this library's guard; by the loss of validation clients.
 KINDS = ("fixed", "learned", "guarded", "validation")
 DEFAULT = "default server, default client"
-# Which hyperparameters are drawn at random; the others have their default.
+# The hyperparameters that are drawn at random; the others have their defaults.
 INITIALIZATIONS = {
     DEFAULT: (),
     "default server, random client": ("client.learning_rate",),
@@ -29,7 +29,7 @@ INITIALIZATIONS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """`trials` of each random initialization share one seed; where everything has its default, only
+    """Settings. The `trials` of each random initialization share one seed; with all defaults only
     the seed can differ, so there are `seeds` runs, each with its own."""
 
     tasks: tuple[OnTask, ...] = (
@@ -42,13 +42,13 @@ class Settings:
     rounds: int = 200
     server_learning_rate: float = 1.0
     momentum: float = 0.9
-    hyper_learning_rate: float = 0.01  # of SGD
+    hyper_learning_rate: float = 0.01  # SGD's
     eval_every: int = 10
-    evaluated_clients: int | None = None  # all
+    evaluated_clients: int | None = None  # None: all
 
 
 def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
-    """Every task with every initialization and kind."""
+    """Run every task with every initialization and kind."""
     arrays = {"rounds": _evaluated(settings)}
     facts: dict[str, Any] = {
         "tasks": [on.name for on in settings.tasks],
@@ -58,7 +58,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
         "about": {},
         "side by side": {},
     }
-    # What cannot be made, because a package or a file is missing, is found out before the training.
+    # Make all tasks first, so that a missing package or file fails before any training.
     for on, task in [(on, on.make()) for on in settings.tasks]:
         facts["metrics"][on.name], facts["about"][on.name] = next(iter(task.metrics)), task.about
         evaluations = evaluations_of(task, settings.eval_every, settings.evaluated_clients)
@@ -74,7 +74,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
         every = {n: np.concatenate([begin[n] for begin in begins.values()]) for n in names}
         seeds = [s for i in begins for s in seeds_of(i, settings)]
         runs = out / "runs"
-        # Learning takes more than training does, so that what fits once fits always.
+        # Learning needs more memory than training, so what fits for it always fits.
         heaviest = made[settings.kinds[-1]]
         about = f" ({task.about})" if task.about else ""
         announce(progress, f"{on.name}{about}: {len(seeds)} trials each, {', '.join(made)}")
@@ -99,12 +99,12 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
 
 
 def key(task: str, initialization: str, kind: str, metric: str) -> str:
-    """Where the results have a metric: trials x evaluations."""
+    """Return the name of a metric's array in the results: trials x evaluations."""
     return f"{task}/{initialization}/{kind}/{metric}"
 
 
 def algorithms(settings: Settings, task: fg.tasks.Task) -> dict[str, fg.Algorithm]:
-    """The same FedAvgM, fixed and learned."""
+    """Return the same FedAvgM, fixed and learned."""
     fixed = fg.fed_avgm(
         task.loss,
         fg.local_training(task.defaults.client_learning_rate, batch_size=task.defaults.batch_size),
@@ -129,13 +129,13 @@ def algorithms(settings: Settings, task: fg.tasks.Task) -> dict[str, fg.Algorith
 
 
 def seeds_of(initialization: str, settings: Settings) -> list[int]:
-    """The seed of each trial: of the first model, and of the order of clients."""
+    """Return the seed of each trial, for the initial model and the order of clients."""
     return list(range(settings.seeds)) if initialization == DEFAULT else [0] * settings.trials
 
 
 def starts(settings: Settings, task: fg.tasks.Task) -> dict[str, dict[str, np.ndarray]]:
-    """The first hyperparameters of every trial of each initialization: the default, or learning
-    rates log-uniform between 0.001 and 10, momentum uniform between 0 and 1."""
+    """Return the initial hyperparameters of every trial of each initialization: the default, or
+    learning rates log-uniform between 0.001 and 10, momentum uniform between 0 and 1."""
     rng = np.random.default_rng(0)
     n = settings.trials
     random = {
@@ -158,17 +158,17 @@ def starts(settings: Settings, task: fg.tasks.Task) -> dict[str, dict[str, np.nd
 
 
 def _evaluated(settings: Settings) -> np.ndarray:
-    """The rounds in which models are evaluated."""
+    """Return the rounds in which models are evaluated."""
     every = np.arange(settings.eval_every, settings.rounds + 1, settings.eval_every)
     return every if settings.rounds in every else np.append(every, settings.rounds)
 
 
 def _recorded(task: fg.tasks.Task, settings: Settings, result: fg.Result) -> dict[str, np.ndarray]:
-    """What is kept of a run, in the rounds in which it was evaluated (along the first axis): the
-    metrics, the hyperparameters, and how often the guard has stepped in so far."""
+    """Return what is kept of a run, for the evaluated rounds (along the first axis): the metrics,
+    the hyperparameters, and how often the guard has intervened so far."""
     at, history = _evaluated(settings) - 1, result.history
     kept = {
-        # Without that of the first model, which all have in common.
+        # Without the initial model, which all runs share.
         "accuracy": np.asarray(history[f"eval.test.{next(iter(task.metrics))}"])[1:],
         "loss": np.asarray(history["eval.train.loss"])[1:],
     }

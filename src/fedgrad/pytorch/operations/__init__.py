@@ -1,8 +1,8 @@
-"""What the operations of PyTorch are in JAX: one table, by their names in `torch.ops.aten`.
+"""The JAX implementations of PyTorch's operations: one table, by their names in `torch.ops.aten`.
 
-A function takes what its operation takes, by the same names; those that draw random numbers take a
-key besides, `noise`. Types that differ are promoted and results get the dtype that PyTorch gave
-them where they are called (../model.py), so a function need not think of either.
+A function takes the arguments of its operation under the same names; operations that draw random
+numbers also take a key, `noise`. The caller (../model.py) promotes mixed dtypes and casts results
+to the dtype that PyTorch gave them, so a function can ignore both.
 """
 
 from collections.abc import Callable
@@ -36,5 +36,5 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     **shapes.OPERATIONS,
 }
 
-# For those that draw: whether they do, of the same arguments.
+# For each random operation: whether it draws numbers with these arguments.
 DRAWS: dict[str, Callable[..., bool]] = {**attention.DRAWS, **random.DRAWS, **recurrent.DRAWS}

@@ -1,4 +1,4 @@
-"""Normalizations: each example by itself, or by statistics that are fixed."""
+"""Normalizations: per example, or by fixed statistics."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,7 +69,7 @@ def _instance_norm(
 def _batch_norm(
     x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
 ) -> tuple[Any, ...]:
-    """By statistics that training does not change: those of a batch are refused (../modules.py)."""
+    """Normalize by fixed statistics. Those of a batch are refused (../reading.py)."""
     mean, variance = (_of_channels(p, x) for p in (running_mean, running_var))
     normal = (x - mean) * lax.rsqrt(variance + eps)
     return (_affine(normal, *(_of_channels(p, x) for p in (weight, bias))),)

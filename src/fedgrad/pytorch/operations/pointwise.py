@@ -1,4 +1,4 @@
-"""Operations of each number by itself. Derivatives where there is a kink are PyTorch's."""
+"""Elementwise operations. Derivatives at kinks are PyTorch's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
 
 
 def _power(x: Any, exponent: Any) -> Any:
-    # A whole exponent is a product, whose derivatives exist at zero and below.
+    # An integer exponent is a product, whose derivatives exist at zero and below.
     if isinstance(exponent, float) and exponent.is_integer():
         exponent = int(exponent)
     return x**exponent
@@ -37,13 +37,13 @@ def _leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
 
 
 def _prelu(x: Any, weight: Any) -> Any:
-    if weight.size > 1 and weight.ndim == 1:  # one for each channel
+    if weight.size > 1 and weight.ndim == 1:  # one per channel
         weight = weight.reshape(-1, *[1] * (x.ndim - 2))
     return jnp.where(x > 0, x, x * weight)
 
 
 def absolute(x: Any) -> Any:
-    """With a derivative of 0 at 0."""
+    """Return the absolute value, with derivative 0 at 0."""
     return x * jax.lax.stop_gradient(jnp.sign(x))
 
 
@@ -62,7 +62,7 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
-    """Unlike those of a clamp, its derivative is 0 at both ends, too."""
+    """Clip with derivative 0 at both ends, unlike `_clamp`."""
     return jnp.where(x <= min_val, min_val, jnp.where(x >= max_val, max_val, x))
 
 
@@ -80,7 +80,7 @@ def _nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None)
 
 
 def _to(x: Any, dtype: Any = None, *_: Any, **__: Any) -> Any:
-    # Tensors that were named only for their dtype come as their dtype's owner.
+    # A tensor may be passed to give only a dtype (`x.type_as(other)`).
     dtype = getattr(dtype, "dtype", dtype)
     return x if dtype is None else x.astype(dtype)
 
@@ -133,7 +133,7 @@ _UNARY: dict[str, Callable[..., Any]] = {
     "tanh": jnp.tanh,
     "threshold": lambda x, threshold, value: jnp.where(x > threshold, x, value),
     "trunc": jnp.trunc,
-    # What only concerns memory.
+    # Operations that concern only memory or gradients.
     "alias": lambda x: x,
     "clone": lambda x, memory_format=None: x,
     "detach": jax.lax.stop_gradient,

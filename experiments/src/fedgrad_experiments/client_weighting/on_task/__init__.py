@@ -1,4 +1,4 @@
-"""Client weighting on one task: does it matter whether q is learned?"""
+"""Client weighting on one task: whether it matters that q is learned."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from fedgrad_experiments.experiment import Experiment
 
 
 def on_task(task: str, options: Mapping[str, Any]) -> Experiment:
-    """The experiment on this task, made with these options."""
+    """Return the experiment on this task, made with these options."""
     return Experiment(
         name="client-weighting",
         description=(

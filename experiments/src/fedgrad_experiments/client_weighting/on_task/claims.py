@@ -1,4 +1,4 @@
-"""What the paper says about learned weighting on its five tasks, against these results."""
+"""Checks the paper's claim about learned weighting on its five tasks against these results."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,8 @@ from fedgrad_experiments.results import Claim, Results
 
 
 def claims(results: Results) -> list[Claim]:
-    """That there is no significant difference, and how large one could be nevertheless."""
+    """Return the claim that there is no significant difference, and how large one could still
+    be."""
     task = results.facts["task"]
     where = f"{task}, as on all five tasks of the paper" if task in PAPER else task
     statement = f"On {where}, learned weighting makes no significant difference."

@@ -1,4 +1,4 @@
-"""How seeds ended, and which differences between them are judged."""
+"""Final results of all seeds, and which differences between curves are judged."""
 
 from collections.abc import Iterable
 
@@ -7,8 +7,8 @@ import numpy as np
 from fedgrad_experiments.paired import Compared, compare
 from fedgrad_experiments.results import Results
 
-Pair = tuple[str, str]  # of curves: the first minus the second
-# Each start of what is learned against both fixed ones. So the better fixed one is among them
+Pair = tuple[str, str]  # two curves: the first minus the second
+# Each learned start is compared with both fixed weightings. So the better fixed one is included
 # without being chosen by its result, which would make chance look like a difference.
 JUDGED: tuple[Pair, ...] = (
     ("from 1", "fixed 1"),
@@ -16,13 +16,13 @@ JUDGED: tuple[Pair, ...] = (
     ("from 0", "fixed 0"),
     ("from 0", "fixed 1"),
 )
-SCALE: Pair = ("fixed 0", "fixed 1")  # how much there is to be gained or lost by weighting
+SCALE: Pair = ("fixed 0", "fixed 1")  # how much weighting matters at all
 MEASURES = ("metric", "loss")  # on test examples, and on training examples
 
 
 def ended(results: Results, measure: str, curve: str) -> np.ndarray:
-    """One number for each seed, after the last round. A model that is not finite predicts nothing:
-    its metric is 0, unless that is a loss."""
+    """Return one number per seed, after the last round. A model that is not finite predicts
+    nothing: its metric is 0, unless the metric is a loss."""
     values = results.arrays[measure][results.facts["curves"].index(curve)]
     last = values[:, -1] if measure == "loss" else values
     missing = np.nan if measure == "loss" or results.facts["metric"] == "loss" else 0.0
@@ -30,13 +30,13 @@ def ended(results: Results, measure: str, curve: str) -> np.ndarray:
 
 
 def diverged(results: Results, curve: str) -> np.ndarray:
-    """Of each seed, whether the training loss is not finite, or above where it started."""
+    """Return, for each seed, whether the training loss is not finite or above its start."""
     loss = results.arrays["loss"][results.facts["curves"].index(curve)]
     return ~(loss[:, -1] <= loss[:, 0])
 
 
 def compared(results: Results, measure: str) -> dict[Pair, Compared]:
-    """Every pair that is judged, corrected for their number; and for scale a pair of its own."""
+    """Compare all judged pairs, corrected for their number, and separately the pair for scale."""
     return _compared(results, measure, JUDGED) | _compared(results, measure, [SCALE])
 
 

@@ -1,4 +1,4 @@
-"""The loss and the exponent over rounds, the differences of seeds, and tables of both."""
+"""Figures of the loss, the exponent and the differences between seeds, and tables."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ SHORT = {"from 1": "from 1", "from 0": "from 0", "fixed 1": "q = 1", "fixed 0": 
 
 @dataclass(frozen=True)
 class Unit:
-    """How values of a measure are written: shares of 1 as percent, their differences in points."""
+    """Formats values of a measure: fractions as percentages, their differences in points."""
 
     name: str  # of a difference
     percent: bool
 
     @staticmethod
     def of(results: Results, measure: str = "metric") -> "Unit":
-        """That of the task's metric, or of its training loss."""
+        """Return the unit of the task's metric, or of its training loss."""
         if measure == "loss":
             return Unit("training loss", False)
         values = results.arrays["metric"]
@@ -41,26 +41,27 @@ class Unit:
         return Unit(f"points of {name}" if share else name, bool(share))
 
     def value(self, value: float) -> str:
-        """`71.25 %`."""
+        """Format a value: `71.25 %`."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4f}"
 
     def size(self, value: float) -> str:
-        """How large a difference is: `0.25`."""
+        """Format the size of a difference: `0.25`."""
         return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"
 
     def signed(self, value: float) -> str:
-        """A difference: `+0.25`."""
+        """Format a difference: `+0.25`."""
         return f"{100 * value:+.2f}" if self.percent else f"{value:+.4f}"
 
 
 def versus(pair: Pair) -> str:
-    """`learned from 1 − q = 1`."""
+    """Name a comparison: `learned from 1 − q = 1`."""
     first, second = (SHORT[curve] for curve in pair)
     return f"{'learned ' * (pair != SCALE)}{first} − {second}"
 
 
 def figures(results: Results) -> Mapping[str, fg.charts.Figure]:
-    """The loss and the exponent over rounds; of each pair the difference of every seed."""
+    """Draw the loss and the exponent over rounds, and the difference of every seed for each
+    pair."""
     arrays, facts = results.arrays, results.facts
     each = np.arange(1, arrays["exponent"].shape[-1] + 1)
     loss = zip(facts["curves"], arrays["loss"], strict=True)
@@ -76,7 +77,7 @@ def figures(results: Results) -> Mapping[str, fg.charts.Figure]:
 
 
 def tables(results: Results) -> list[Table]:
-    """How seeds ended, and the comparisons of both measures."""
+    """Return a table of the final results, and one of the comparisons for each measure."""
     return [_ended(results), *(_compared(results, measure) for measure in MEASURES)]
 
 
@@ -136,7 +137,7 @@ def _compared(results: Results, measure: str) -> Table:
 def _over_rounds(
     name: str, rounds: np.ndarray, curves: Iterable[tuple[str, np.ndarray]]
 ) -> fg.charts.Chart:
-    """Means over seeds, and bands of one standard deviation to each side."""
+    """Draw means over seeds, with bands of one standard deviation to each side."""
     by_name = dict(curves)
     shown = []
     for curve in [c for c in STYLES if c in by_name]:

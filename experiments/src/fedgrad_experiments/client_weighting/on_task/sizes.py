@@ -1,4 +1,4 @@
-"""How large the experiment is on each task."""
+"""Sizes of the experiment on each task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,21 +10,21 @@ from fedgrad_experiments.experiment import OnTask
 
 @dataclass(frozen=True)
 class Laptop:
-    """About ten minutes of one core on real data. With ten seeds the test of `paired` finds nearly
-    all that a t test would; with fewer than eight it can find nothing."""
+    """About ten minutes of one core on real data. With ten seeds the test of `paired` has nearly
+    the power of a t-test; with fewer than eight it cannot find any difference."""
 
     rounds: int = 100
     cohort_size: int = 10
     seeds: int = 10
-    test_clients: int | None = None  # all of them
-    client_learning_rate: float | None = None  # the task's
+    test_clients: int | None = None  # None: all
+    client_learning_rate: float | None = None  # None: the task's default
 
 
 LAPTOP: Mapping[str, Laptop] = {
-    # All clients have the same number of images, so this only shows what rounding does.
+    # All clients have the same number of images, so this only shows the effect of rounding.
     "cifar100": Laptop(rounds=10, seeds=4),
     "digits": Laptop(cohort_size=20),
-    # A task's rate is for a server with momentum, whose steps are ten times as long.
+    # The task's rate is for a server with momentum, whose steps are ten times as long.
     "emnist": Laptop(rounds=30, client_learning_rate=0.1),
     "shakespeare": Laptop(rounds=25, cohort_size=5, test_clients=300),
     "stackoverflow_tags": Laptop(rounds=150, cohort_size=50, client_learning_rate=0.3),
@@ -34,7 +34,7 @@ LAPTOP: Mapping[str, Laptop] = {
 
 
 def sizes(task: str, options: Mapping[str, Any]) -> dict[str, Settings]:
-    """Those of the experiment on this task, made with these options."""
+    """Return the sizes of the experiment on this task, made with these options."""
     small = LAPTOP.get(task, Laptop())
     default = Settings(
         OnTask(task, options, small.cohort_size),

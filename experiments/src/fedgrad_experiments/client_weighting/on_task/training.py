@@ -1,4 +1,4 @@
-"""Train with q fixed and learned, with the same seeds."""
+"""Trains with q fixed and learned, with the same seeds."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,30 +14,30 @@ from fedgrad_experiments.experiment import OnTask, Progress, some_of
 from fedgrad_experiments.results import Results
 from fedgrad_experiments.trials import Training, how_many_together, run_trials
 
-STARTS = (1.0, 0.0)  # of q: by examples, and uniform
-# The curves, in the order in which they lie along the first axis of the results.
+STARTS = (1.0, 0.0)  # initial q: by examples, and uniform
+# The curves, in the order of the first axis of the results.
 FIXED = tuple(f"fixed {q:g}" for q in STARTS)
 LEARNED = tuple(f"from {q:g}" for q in STARTS)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Runs with one seed share the first model and the order of clients; the data are the same in
-    all of them."""
+    """Settings. Runs with the same seed share the initial model and the order of clients; all runs
+    share the data."""
 
     on: OnTask
     seeds: int = 10
     rounds: int = 100
-    client_learning_rate: float | None = None  # the task's, if nothing is said
+    client_learning_rate: float | None = None  # None: the task's default
     server_learning_rate: float = 1.0
-    hyper_learning_rate: float = 0.01  # of Adam
+    hyper_learning_rate: float = 0.01  # Adam's
     eval_every: int = 10
-    eval_clients: int = 50  # at most, of whose training examples the loss is shown over rounds
-    test_clients: int | None = None  # at most, of whom the metric is, after the last round; or all
+    eval_clients: int = 50  # at most so many evaluate the training loss
+    test_clients: int | None = None  # at most so many evaluate the metric at the end; None: all
 
 
 def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
-    """All curves of all seeds."""
+    """Train all curves with all seeds."""
     task = settings.on.make()
     judged = _judged(task, settings)
     (metric,) = judged["test"].metrics or ()
@@ -48,7 +48,7 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
         judged,
         lambda result: _recorded(result.history, metric),
     )
-    # Both starts of a seed follow each other, so that they can run side by side.
+    # The starts of one seed are adjacent, so that they can run side by side.
     seeds = [seed for seed in range(settings.seeds) for _ in STARTS]
     starts = {"weight_exponent": np.tile(STARTS, settings.seeds)}
     kinds, folder = algorithms(settings, task), out / "runs"
@@ -75,18 +75,19 @@ def run(out: Path, settings: Settings, progress: Progress = True) -> Results:
         },
         arrays={
             "rounds": np.concatenate([[0], found["fixed"]["rounds"][0, 0]]),
-            # curve x seed x evaluation: the mean over training examples of some clients
+            # curve x seed x evaluation: mean over the training examples of some clients
             "loss": np.concatenate([start, loss], axis=2),
-            # curve x seed: over test examples, after the last round
+            # curve x seed: on test examples, after the last round
             "metric": np.concatenate([found[kind]["metric"][:, :, -1] for kind in kinds]),
-            # learned curve x seed x round: used in it
+            # learned curve x seed x round: the value used in that round
             "exponent": found["learned"]["exponent"],
         },
     )
 
 
 def algorithms(settings: Settings, task: fg.tasks.Task) -> dict[str, fg.Algorithm]:
-    """FedAvg with q fixed, and learned as in the paper: in one round, without a guard."""
+    """Return FedAvg with q fixed, and with q learned as in the paper: in one round, without a
+    guard."""
     rate = settings.client_learning_rate or task.defaults.client_learning_rate
     fixed = fg.fed_avg(
         task.loss,
@@ -102,8 +103,9 @@ def algorithms(settings: Settings, task: fg.tasks.Task) -> dict[str, fg.Algorith
 
 
 def _judged(task: fg.tasks.Task, settings: Settings) -> dict[str, fg.Evaluation]:
-    """The training loss of some clients now and then, and at the end the task's first metric on
-    what is held out; or the loss, and on training examples, where it has nothing else."""
+    """Return two evaluations: the training loss on some clients at intervals, and at the end the
+    task's first metric on test clients. A task without metrics uses its loss, one without test
+    clients its training examples."""
     metric, function = next(iter(task.metrics.items()), ("loss", task.loss))
     held_out = task.train if task.test is None else task.test
 
@@ -117,7 +119,7 @@ def _judged(task: fg.tasks.Task, settings: Settings) -> dict[str, fg.Evaluation]
 
 
 def _examples(task: fg.tasks.Task) -> dict[str, Any]:
-    """How many examples clients have, where that is known. Where all have the same number, q has no
+    """Return how many examples clients have, if known. If all have the same number, q has no
     effect."""
     counts = task.train.counts
     if counts is None:
@@ -131,8 +133,8 @@ def _examples(task: fg.tasks.Task) -> dict[str, Any]:
 
 
 def _recorded(history: fg.History, metric: str) -> dict[str, np.ndarray]:
-    """What is kept of a run: evaluations, or rounds, along the first axis."""
-    # Without that of the first model, which all have in common.
+    """Return what is kept of a run, with evaluations or rounds along the first axis."""
+    # Without the initial model, which all runs share.
     loss = np.asarray(history["eval.train.loss"])[1:]
     at = np.asarray(history.rounds("eval.train.loss"))[1:]
     kept = {
@@ -147,7 +149,7 @@ def _recorded(history: fg.History, metric: str) -> dict[str, np.ndarray]:
 
 
 def _curves(trials: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What is recorded of each trial, by its start and its seed: start x seed x what it is."""
+    """Arrange the records of all trials by start and seed: start x seed x record."""
     return {
         name: np.stack([values[i :: len(STARTS)] for i in range(len(STARTS))])
         for name, values in trials.items()
