@@ -20,8 +20,9 @@ _MACHINERY = (
     os.path.dirname(jax.__file__) + os.sep,
     os.path.dirname(os.__file__) + os.sep + "functools.py",
     os.path.dirname(os.__file__) + os.sep + "contextlib.py",
-    *(_ROOT + layer + os.sep for layer in ("core", "plan", "ad", "executors", "show")),
+    *(_ROOT + layer + os.sep for layer in ("core", "planning", "ad", "execution", "show")),
 )
+_OWN = tuple(_ROOT + room + os.sep for room in ("algorithms", "tuning"))
 
 WORDS = {
     "train": "local training",
@@ -110,7 +111,7 @@ def _functions(source: Any) -> list[Function]:
 def _called(function: Function) -> str:
     """Return a short name for a function; internal functions of the library's algorithms get a
     descriptive word."""
-    own = function[0].startswith(_ROOT + "algorithms" + os.sep)
+    own = function[0].startswith(_OWN)
     return WORDS.get(_name(function), _name(function)) if own else _name(function)
 
 

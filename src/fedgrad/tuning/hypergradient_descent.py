@@ -216,7 +216,7 @@ class HypergradientDescent:
         past = hypergradient.Past(state.inner, state.learned, state.sensitivity, before)
         seen = self._step(past, hyper, cohort, key, gradient_cohort)
         metrics = require_metrics(seen.metrics)
-        new, rejected = self.guarded(state, self.step(state, seen, metrics), seen)
+        new, rejected = self.guarded(state, self.follow(state, seen, metrics), seen)
         return new, replace(
             metrics,
             gradient_loss=seen.loss,
@@ -230,7 +230,7 @@ class HypergradientDescent:
         used = names_of.replace(hyper, {n: form.value(raw[n]) for n, form in self.forms.items()})
         return self.algorithm.round(inner, used, cohort, key)
 
-    def step(self, state: TunedState, seen: hypergradient.Found, metrics: Metrics) -> TunedState:
+    def follow(self, state: TunedState, seen: hypergradient.Found, metrics: Metrics) -> TunedState:
         """Return the next state, before the guard checks it."""
         moved, kept = apply(self.optimizer, seen.gradient, state.optimizer, state.learned)
         moved = {n: form.project(moved[n]) for n, form in self.forms.items()}

@@ -114,7 +114,7 @@ class Race:
     ) -> tuple[RaceState, Metrics]:
         """Run a round of the only candidate left."""
         ((name, old),) = state.candidates.items()
-        new, metrics = self.train(name, old, hyper[name], cohort, key, further)
+        new, metrics = self.round_of(name, old, hyper[name], cohort, key, further)
         # No other candidate is left: a non-finite round is undone and reported as 0.
         new, kept = undone(old, new)
         metrics = _named(name, metrics)
@@ -125,7 +125,7 @@ class Race:
         alone = replace(state, candidates={name: new}, watch=known)
         return alone, replace(metrics, extra=extra)
 
-    def train(
+    def round_of(
         self, name: str, state: State, hyper: Hyper, cohort: Any, key: Key, further: dict[str, Any]
     ) -> tuple[State, Metrics]:
         """Run a round of one candidate."""
@@ -152,7 +152,7 @@ class Race:
 
         def one_round(name: str, one: State, its: Hyper) -> tuple[State, Metrics, jax.Array]:
             clients = (cohort, further) if name == self.incumbent else (train, others)
-            new, metrics = self.train(name, one, its, clients[0], key, clients[1])
+            new, metrics = self.round_of(name, one, its, clients[0], key, clients[1])
             loss = sent(self.judging or self.loss)
             own = client_loss(loss, self.batch_size, broadcast(one.params), judges)
             return new, metrics, own.astype(jnp.float32)
