@@ -11,7 +11,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import fedgrad as fg
@@ -70,9 +70,45 @@ chains = st.lists(
 scripts = st.builds(lambda a, b, c: a + b + c, chains, steps, chains)
 
 
-def read(words, script, x, z):
+# Control flow around communication: (which, script, other script), also inside of itself. A cond
+# is decided by what the server knows before everything, or by its latest value.
+LOOPS = ["scan", "cond by start", "cond by latest"]
+flows = st.recursive(
+    st.builds(lambda a, b: a + b, st.sampled_from([[], [("broadcast", 0, 1)]]), steps),
+    lambda inner: st.builds(
+        lambda before, loop, after: [*before, loop, *after],
+        inner,
+        st.tuples(st.sampled_from(LOOPS), inner, inner),
+        st.sampled_from([[], [("broadcast", 0, 1), ("mul at client", 0, 1), ("sum", 0, 1)]]),
+    ),
+    max_leaves=6,
+)
+
+
+def controlled(words, flow, start, state):
+    """A loop of a script; over all clients at once, in plain Python."""
+    which, *scripts = flow
+    bodies = [lambda state, script=script: read(words, script, *state, start) for script in scripts]
+    if which == "scan" and words is FEDERATED:
+        return jax.lax.scan(lambda c, _: (bodies[0](c), None), state, None, length=2)[0]
+    if which == "scan":
+        return bodies[0](bodies[0](state))
+    taken = jnp.sum(start if which == "cond by start" else state[0]) > 0.05
+    if words is FEDERATED:
+        return jax.lax.cond(taken, *bodies, state)
+    return jax.tree.map(lambda a, b: jnp.where(taken, a, b), *[body(state) for body in bodies])
+
+
+def read(words, script, x, z, start=None):
+    start = x if start is None else start
     values = {"s": [x], "c": [z]}
     for name, i, j in script:
+        if name in LOOPS:
+            state = values["s"][-1], values["c"][-1]
+            found = controlled(words, (name, i, j), start, state)
+            for at, value in zip("sc", found, strict=True):
+                values[at].append(value)
+            continue
         operands, result, fun = STEPS[name]
         chosen = [
             values[at][max(-len(values[at]), -1 - back)]
@@ -177,3 +213,22 @@ def test_derivatives(script, loop, mode, argnum):
 
     found = fg.value_and_grad(number, argnum, mode)(X, Z)
     assert_same(found, jax.jit(jax.value_and_grad(plain, argnum))(X, Z), rtol=1e-7)
+
+
+@settings(max_examples=8)
+@given(flows, st.booleans(), st.sampled_from(["forward", "reverse", "mixed"]), st.booleans())
+def test_derivatives_of_control_flow(script, loop, mode, other_side):
+    x = -X if other_side else X
+
+    def number(words, x, z):
+        server, client = read(words, [("scan", script, [])] if loop else script, x, z)
+        return jnp.sum(jnp.sin(server)) + jnp.sum(words.sum(jnp.cos(client)))
+
+    program = fg.program(z=fg.CLIENTS)(lambda x, z: number(FEDERATED, x, z))
+    try:
+        fg.plan(program, x, Z)
+    except fg.PlacementError:  # a cond that nobody but clients would run, by what the server knows
+        reject()
+    found = fg.value_and_grad(program, mode=mode)(x, Z)
+    plain = jax.value_and_grad(lambda x: number(STACKED, x, Z))
+    assert_same(found, jax.jit(plain)(x), rtol=1e-7)
