@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from scipy.special import gammaln
 
 import fedgrad as fg
 from fedgrad.algorithms.variants import ALGORITHMS
@@ -537,6 +538,40 @@ def test_a_quantile_is_forty_one_rounds():
     exec(block, names)
     with jax.numpy_dtype_promotion("standard"):
         assert fg.plan(names["quantile"], 0.5, -10.0, 10.0, jnp.ones(101)).rounds == 41
+
+
+@says(
+    "docs/algorithms.md",
+    "one more number is sent each way (weighted by examples, one more model up)",
+)
+def test_fed_dyn_sends_one_number_more_each_way():
+    rng, large = np.random.default_rng(0), {"w": jnp.zeros(100)}
+    cohort = fg.cohort([{"y": rng.normal(size=(n, 100))} for n in (5, 9)])
+
+    def sent(make, weighting):
+        algorithm, more = make(loss, weighting=weighting), {}
+        if algorithm.client_init is not None:
+            one = algorithm.client_init(large, 2)
+            more["client_state"] = jax.tree.map(lambda x: jnp.stack([x] * 2), one)
+        return np.array(round_of(algorithm, large, cohort, **more).scalars)
+
+    for weighting, more in (("uniform", [1, 1]), ("examples", [1, 102])):
+        found = sent(fg.fed_dyn, weighting) - sent(fg.fed_avg, weighting)
+        np.testing.assert_array_equal(found, more)
+
+
+@says("docs/no-tuning.md", "the model after round t has the weight t (t + 1) ... (t + 6), which is")
+@says("fg.averaged", "t (t + 1) ... (t + `power` - 1), which is about t^`power` after many rounds;")
+@pytest.mark.parametrize("power", [0, 1, 7, 2.5])
+def test_how_much_each_model_counts_in_an_average(power):
+    clients = a_population(3, 5, 4)
+    algorithm = fg.averaged(fg.fed_avg(loss, client_learning_rate=0.3), power)
+    models = []
+    found = train(clients, algorithm, 5, callbacks=[lambda _, state, __: models.append(state.last)])
+    t = np.arange(1, 6)
+    weights = np.exp(gammaln(t + power) - gammaln(t))  # t (t + 1) ... (t + power - 1)
+    wanted = np.average([np.asarray(m["w"]) for m in models], axis=0, weights=weights)
+    np.testing.assert_allclose(found.params["w"], wanted, rtol=1e-6)
 
 
 @says("docs/no-tuning.md", "a client gets two models for each candidate that races, the")

@@ -52,8 +52,8 @@ def fed_dyn(
     θ_k minimizes F_k(θ) - <g_k, θ> + α/2 |θ - θ_server|²;   g_k -= α (θ_k - θ_server)
     h -= α/m Σ (θ_k - θ_server);                             θ_server = mean(θ_k) - h / α
 
-    Clients approximate θ_k by local training. Each keeps one model and sends one. With α = 0 it is
-    FedAvg.
+    Clients approximate θ_k by local training. Each keeps one model and sends one (two, unless
+    `weighting` is uniform). With α = 0 it is FedAvg.
 
     Args:
         loss: The loss `(params, batch)`, one number per example.

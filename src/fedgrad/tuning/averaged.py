@@ -42,9 +42,10 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
     """Return the algorithm with the average of its models as its model.
 
     `state.params` is the average and `state.last` the model that training continues from; likewise
-    `params` and `last` of the result of `fg.fit`. The model after round t has weight t^`power`,
-    which averages about the last `1 / (power + 1)` of all rounds, however many there will be. The
-    server averages; nothing more is sent.
+    `params` and `last` of the result of `fg.fit`. The model after round t has the weight
+    t (t + 1) ... (t + `power` - 1), which is about t^`power` after many rounds; so about the last
+    `1 / (power + 1)` of all rounds count, however many there will be. The server averages; nothing
+    more is sent.
 
     Args:
         algorithm: The algorithm to average.
