@@ -246,6 +246,23 @@ def test_an_operation(name):
     close(list(found), [as_jax(example[i].grad) for i in at], ROUNDED.get(name, CLOSE))
 
 
+def test_complex_inputs_and_outputs_but_no_parameters():
+    fun = lambda z: (2j * z.conj(), z.abs(), z.sum(1).angle())
+    z = torch.complex(numbers(3, 6), numbers(3, 6).flip(0)).requires_grad_()
+    for kind in (torch.complex64, torch.complex128):
+        z = z.detach().to(kind).requires_grad_()
+        _, model = fg.from_torch(Apply(fun), z.detach())
+        for found, wanted in zip(model({}, as_jax(z)), fun(z), strict=True):
+            wanted = wanted.detach().resolve_conj().numpy()
+            assert found.dtype == wanted.dtype
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        (z.grad,) = torch.autograd.grad(fun(z)[1].sum(), z)
+        slope = jax.grad(lambda z: model({}, z)[1].sum())(as_jax(z))
+        np.testing.assert_allclose(slope.conj(), z.grad.numpy(), rtol=1e-5)  # JAX's is conjugate
+    module = nn.Sequential(nn.Linear(6, 2).to(torch.complex64))
+    refused("'0.weight' is a torch.complex64 .*params are floats", module, z.detach())
+
+
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")  # PyTorch's own
 def test_a_variance_that_is_corrected_by_more_than_there_are_is_infinite():
     fun = lambda x: (x.var(1, correction=9), x.std(1, correction=6), x[:, :1].var(1))
@@ -361,7 +378,9 @@ def test_what_64_bits_would_take_is_refused_where_jax_has_32():
             refused(wider, Apply(fun), TOKENS)
             with jax.enable_x64(True):
                 fg.from_torch(Apply(fun), TOKENS)
-        text = refused(r"returns whole numbers of 64 bits.*y\.int\(\)", Apply(lambda t: t + 1), TOKENS)
+        text = refused(
+            r"returns whole numbers of 64 bits.*y\.int\(\)", Apply(lambda t: t + 1), TOKENS
+        )
         assert "aten.add.Tensor (torch_modules.py:" in text and "jax_enable_x64" in text
         refused(r"type uint64.*int64", Apply(lambda t: t), TOKENS.to(torch.uint64))
         refused(r"'many' has whole numbers of 64 bits.*jax_enable_x64", Whole(2**33), TOKENS)
@@ -412,7 +431,9 @@ def test_halves_have_room(name, dtype):
     for mine, other, wanted in zip((model({}, x), slope), theirs, truth, strict=True):
         errors = [np.abs(np.asarray(y, np.float32) - wanted).max() for y in (mine, other)]
         assert errors[0] <= 2e-2 * np.abs(wanted).max() or errors[0] <= 2 * errors[1]
-    assert slope.dtype == dtype and model({}, x).dtype == str(fun(half).dtype).removeprefix("torch.")
+    assert slope.dtype == dtype and model({}, x).dtype == str(fun(half).dtype).removeprefix(
+        "torch."
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

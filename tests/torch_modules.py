@@ -856,7 +856,9 @@ AT_PLACES = {
     "places of words": lambda t: F.embedding(((t != 0).cumsum(1) - 1).clamp(min=0), TABLE),
     "last word": lambda t: TABLE[(t != 0).sum(1) - 1],
     "places": lambda t: F.embedding(torch.arange(5) + 1, TABLE) + t[..., None],
-    "classes": lambda t: F.cross_entropy(F.one_hot((t * 5 + 1) % 11, 11).float()[:, 0], t[:, 1] * 1),
+    "classes": lambda t: F.cross_entropy(
+        F.one_hot((t * 5 + 1) % 11, 11).float()[:, 0], t[:, 1] * 1
+    ),
 }
 
 # --- halves ---------------------------------------------------------------------------------------

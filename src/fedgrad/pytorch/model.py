@@ -146,8 +146,9 @@ class Model:
             yield one.name, value.astype(one.dtype)  # 200 * x is another number of an uint8
 
     def _array(self, value: Any) -> jax.Array:
-        kept = jax.dtypes.canonicalize_dtype(getattr(value, "dtype", np.float32), True)
-        if isinstance(value, np.ndarray) and not fits(value, kept):
+        whole = isinstance(value, np.ndarray) and value.dtype.kind in "iu"
+        kept = jax.dtypes.canonicalize_dtype(value.dtype if whole else np.int32)
+        if whole and not fits(value, kept):
             raise ArgumentError.here(
                 f"{self.name} got an input of {value.dtype.name} with numbers that {kept.name} "
                 "does not hold, and JAX has no wider ones switched on. Make them smaller, such as "

@@ -15,7 +15,8 @@ import numpy as np
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.trace import CAPTURE_LIMIT
 from fedgrad.pytorch.model import Array, Call, Input, Model, Ref, fits, unknown
-from fedgrad.pytorch.operations import DRAWS, OPERATIONS, computed, long
+from fedgrad.pytorch.operations import DRAWS, OPERATIONS, computed
+from fedgrad.pytorch.operations.long import long
 
 KNOWN = {f"aten.{name}": fun for name, fun in OPERATIONS.items()}
 BATCH_NORM = "_native_batch_norm_legit"  # how the names begin of those that use the batch's own
@@ -165,7 +166,7 @@ def _constants(exported: Any) -> dict[str, Any]:
                 "it: self.register_buffer(...)."
             )
         kind = _dtype(array.dtype)
-        found[value] = array.astype(kind) if fits(array, kind) else long.long(array)
+        found[value] = array.astype(kind) if fits(array, kind) else long(array)
     return found
 
 

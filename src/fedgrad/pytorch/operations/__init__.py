@@ -16,7 +16,6 @@ from fedgrad.pytorch.operations import (
     attention,
     convolution,
     linear,
-    long,
     losses,
     norms,
     pointwise,
@@ -26,6 +25,7 @@ from fedgrad.pytorch.operations import (
     reductions,
     shapes,
 )
+from fedgrad.pytorch.operations.in_halves import in_halves
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **attention.OPERATIONS,
@@ -49,7 +49,11 @@ DRAWS: dict[str, Callable[..., bool]] = {**attention.DRAWS, **random.DRAWS, **re
 _NARROW = (
     {*convolution.OPERATIONS, *linear.PRODUCTS, *random.OPERATIONS, *recurrent.OPERATIONS}
     | {name for name in shapes.OPERATIONS if not name.startswith("upsample")}
-    | {name for name in pointwise.OPERATIONS if name.startswith(("nan_to_num", "remainder", "fmod"))}
+    | {
+        name
+        for name in pointwise.OPERATIONS
+        if name.startswith(("nan_to_num", "remainder", "fmod"))
+    }
 )
 
 
@@ -72,4 +76,4 @@ def computed(name: str, dtype: Any, is_long: bool) -> Callable[..., Any]:
         return fun(*args, **kwargs)
 
     exact = jax.dtypes.canonicalize_dtype("int64") == jnp.int64
-    return call if exact else long.in_halves(name, call, dtype, is_long)
+    return call if exact else in_halves(name, call, dtype, is_long)

@@ -101,7 +101,9 @@ def _sgn(x: Any) -> Any:
     """The direction of a complex number, which has a derivative; the sign of a real one."""
     if not jnp.iscomplexobj(x):
         return jnp.sign(x)
-    return x / jnp.where(x == 0, 1, absolute(x))
+    zero = x == 0
+    other = jnp.where(zero, 1, x)
+    return jnp.where(zero, 0, other / absolute(other))
 
 
 def _angle(x: Any) -> Any:

@@ -79,7 +79,9 @@ def _gather(x: Any, dim: int, index: Any, **_: Any) -> Any:
 
 def _index(x: Any, indices: Sequence[Any]) -> Any:
     at = tuple(slice(None) if i is None else i for i in indices)
-    return jnp.asarray(x).at[at].get(mode="fill")  # NaN where there is none; JAX would take the last
+    return (
+        jnp.asarray(x).at[at].get(mode="fill")
+    )  # NaN where there is none; JAX would take the last
 
 
 _MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
