@@ -1,5 +1,6 @@
 """A client in PyTorch: what torch_sgd trains, and the gradient and the tangent that it finds."""
 
+import copy
 import importlib
 
 import numpy as np
@@ -125,6 +126,17 @@ def found(trained, name):
     return {n: array.numpy() for n, array in trained.records[name].items()}
 
 
+class Words(nn.Module):
+    """A table whose gradients are sparse; torch.optim.SGD takes them without weight decay."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.table((9 * x[:, :3]).long() % 5).sum(1))
+
+
 HOW = [
     {},
     {"momentum": 0.9},
@@ -153,6 +165,36 @@ def test_it_trains_as_torch_does(kind, how):
     assert trained.examples == 16
     values, counts = zip(*seen, strict=True)
     assert trained.loss == pytest.approx(np.average(values, weights=counts))
+
+
+def by_torch(model, given, **how):
+    """The model after a step of torch.optim.SGD for each batch."""
+    optimizer = torch.optim.SGD(model.parameters(), RATE, **how)
+    for batch in given:
+        optimizer.zero_grad()
+        loss(model, batch).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("how", [{}, {"momentum": 0.9}, {"weight_decay": 0.1, "momentum": 0.5}])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_it_rounds_as_torch_does(dtype, how):
+    dtype = getattr(torch, dtype)
+    mine, given = made("mlp", dtype), batches(dtype) * 3
+    torch_sgd(mine, loss, given, {"lr": RATE}, **how)
+    theirs = by_torch(made("mlp", dtype), given, **how)
+    assert all(map(torch.equal, mine.parameters(), theirs.parameters()))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sparse_gradients(momentum):
+    torch.manual_seed(0)
+    mine = Words()
+    theirs = by_torch(copy.deepcopy(mine), batches(torch.float32), momentum=momentum)
+    torch_sgd(mine, loss, batches(torch.float32), {"lr": RATE}, momentum=momentum)
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        np.testing.assert_allclose(a.detach(), b.detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
@@ -245,6 +287,10 @@ def test_batches_may_be_dicts_and_dropout_is_drawn_once_a_step():
         ({"loss": lambda model, batch: model(batch[0])}, "a tensor with one number"),
         ({"loss": lambda model, batch: 3.0}, "a tensor with one number"),
         ({"epochs": 0}, "epochs=0"),
+        ({"momentum": -0.1}, "momentum is -0.1: torch.optim.SGD takes numbers from 0 on"),
+        ({"weight_decay": float("nan")}, "weight_decay is nan"),
+        ({"config": config(-0.1)}, "lr is -0.1"),
+        ({"config": config("0.1")}, "lr is '0.1'"),
     ],
 )
 def test_what_cannot_be_trained_is_told(given, said):

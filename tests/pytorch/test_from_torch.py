@@ -26,10 +26,16 @@ from fedgrad.core.primitives import inner_jaxprs  # noqa: E402
 from fedgrad.federation import InProcess  # noqa: E402
 from fedgrad.pytorch.operations import DRAWS, OPERATIONS  # noqa: E402
 from torch_modules import (  # noqa: E402
+    AT_PLACES,
+    BIG,
+    BY,
     CNN,
     FUNCTIONS,
+    HALVES,
+    HASHES,
     MODULES,
     TOKENS,
+    WHOLE,
     Apply,
     Bag,
     Changing,
@@ -240,6 +246,31 @@ def test_an_operation(name):
     close(list(found), [as_jax(example[i].grad) for i in at], ROUNDED.get(name, CLOSE))
 
 
+def test_complex_inputs_and_outputs_but_no_parameters():
+    fun = lambda z: (2j * z.conj(), z.abs(), z.sum(1).angle())
+    z = torch.complex(numbers(3, 6), numbers(3, 6).flip(0)).requires_grad_()
+    for kind in (torch.complex64, torch.complex128):
+        z = z.detach().to(kind).requires_grad_()
+        _, model = fg.from_torch(Apply(fun), z.detach())
+        for found, wanted in zip(model({}, as_jax(z)), fun(z), strict=True):
+            wanted = wanted.detach().resolve_conj().numpy()
+            assert found.dtype == wanted.dtype
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        (z.grad,) = torch.autograd.grad(fun(z)[1].sum(), z)
+        slope = jax.grad(lambda z: model({}, z)[1].sum())(as_jax(z))
+        np.testing.assert_allclose(slope.conj(), z.grad.numpy(), rtol=1e-5)  # JAX's is conjugate
+    module = nn.Sequential(nn.Linear(6, 2).to(torch.complex64))
+    refused("'0.weight' is a torch.complex64 .*params are floats", module, z.detach())
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")  # PyTorch's own
+def test_a_variance_that_is_corrected_by_more_than_there_are_is_infinite():
+    fun = lambda x: (x.var(1, correction=9), x.std(1, correction=6), x[:, :1].var(1))
+    _, model = fg.from_torch(Apply(fun), numbers(3, 6))
+    close(model({}, as_jax(numbers(3, 6))), tuple(map(as_jax, fun(numbers(3, 6)))))
+    assert np.isinf(model({}, as_jax(numbers(3, 6)))[0]).all()
+
+
 def test_every_operation_was_met():
     """A row of the table that nothing above has tried."""
     for name, (fun, example) in FUNCTIONS.items():
@@ -248,9 +279,171 @@ def test_every_operation_was_met():
             noted(name, fg.from_torch(Apply(fun), example)[1])
     for name in MODULES:
         noted(name, converted(name)[3])
+    for name, fun in WHOLE.items():
+        noted(name, fg.from_torch(Apply(fun), (BIG, BY))[1])
     noted("noisy", fg.from_torch(Noisy(), TOKENS)[1])
     assert set(OPERATIONS) - set.union(*MET.values()) == set()
     assert DRAWS.keys() <= OPERATIONS.keys()
+
+
+# --- whole numbers and halves ---------------------------------------------------------------------
+
+
+def in_parts(fun):
+    """What it returns, of which each int64 is two int32: JAX without 64 bits returns no others."""
+
+    def parts(*inputs):
+        found = fun(*inputs)
+        found = found if isinstance(found, tuple) else (found,)
+        return [
+            part
+            for x in found
+            for part in ((x.int(), (x >> 32).int()) if x.dtype == torch.int64 else (x,))
+        ]
+
+    return parts
+
+
+def same_numbers(fun, example):
+    """Of this example, and of more and fewer rows: whole numbers are equal, others close."""
+    _, model = fg.from_torch(Apply(fun), example)
+    for rows in ([0, 1, 2], [0, 1, 2, 1, 0], [2]):
+        few = tuple(x[rows] for x in example)
+        found, wanted = model({}, *(x.numpy() for x in few)), fun(*few)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            b = b.numpy()
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            if b.dtype.kind == "f":
+                np.testing.assert_allclose(a, b, rtol=1e-3 if b.dtype == np.float16 else 1e-6)
+            else:
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("x64", [True, False])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "int8", "uint8"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_of_every_kind(name, dtype, x64):
+    with jax.enable_x64(x64):
+        same_numbers(in_parts(WHOLE[name]), (BIG.to(getattr(torch, dtype)), _divisors(dtype)))
+
+
+def _divisors(dtype):
+    by = BY.to(getattr(torch, dtype))
+    return torch.where(by == 0, torch.ones_like(by), by)
+
+
+@pytest.mark.parametrize("x64", [True, False])
+@pytest.mark.parametrize("name", HASHES)
+def test_whole_numbers_of_64_bits_are_exact_where_jax_has_32(name, x64):
+    with jax.enable_x64(x64):
+        same_numbers(in_parts(HASHES[name]), (BIG, BY))
+
+
+@pytest.mark.parametrize("name", AT_PLACES)
+def test_places_are_computed_where_jax_has_32_bits(name):
+    with jax.enable_x64(False):
+        same_numbers(AT_PLACES[name], (TOKENS,))
+
+
+def test_a_hash_of_tokens_is_mapped_and_exported():
+    """Also one that is divided, which is a loop; of any number of examples, and of many clients."""
+    fun = in_parts(lambda t: ((t * 2654435761) % 1000003, (t * 2654435761 + 7) // 1000003))
+    with jax.enable_x64(False):
+        _, model = fg.from_torch(Apply(fun), TOKENS)
+        tokens = jnp.asarray(TOKENS.numpy(), jnp.int32)
+        run = jax.jit(lambda t: model({}, t))
+        (rows,) = jax.export.symbolic_shape("rows")
+        anyhow = jax.ShapeDtypeStruct((rows, 5), jnp.int32)
+        data = jax.export.export(run)(anyhow).serialize()
+        wanted = [x.numpy() for x in fun(TOKENS)]
+        close(jax.export.deserialize(data).call(tokens), wanted)
+        many = jax.vmap(run)(jnp.stack([tokens, tokens]))
+        close(many, [np.stack([x, x]) for x in wanted])
+
+
+def test_what_64_bits_would_take_is_refused_where_jax_has_32():
+    """Whatever may not fit and is not computed in halves; there is a way out each time."""
+    wider = r"have 64 bits .*jax_enable_x64.*x\.int\(\)"
+    with jax.enable_x64(False):
+        for fun in (
+            lambda t: t @ torch.ones(5, 2, dtype=torch.long),
+            lambda t: torch.einsum("bi,bi->b", t, t).float(),
+            lambda t: (t * 31).sort(1).values % 7,
+            lambda t: (t * 31).amax(1).float(),
+            lambda t: 2**t % 7,
+            lambda t: (t + torch.full((5,), 2**40)) % 7,
+            lambda t: (t + torch.arange(2**33, 2**33 + 5)) % 7,
+            lambda t: torch.linspace(0, 2**40, 5, dtype=torch.long) % 7 + t,
+        ):
+            refused(wider, Apply(fun), TOKENS)
+            with jax.enable_x64(True):
+                fg.from_torch(Apply(fun), TOKENS)
+        text = refused(
+            r"returns whole numbers of 64 bits.*y\.int\(\)", Apply(lambda t: t + 1), TOKENS
+        )
+        assert "aten.add.Tensor (torch_modules.py:" in text and "jax_enable_x64" in text
+        refused(r"type uint64.*int64", Apply(lambda t: t), TOKENS.to(torch.uint64))
+        refused(r"'many' has whole numbers of 64 bits.*jax_enable_x64", Whole(2**33), TOKENS)
+        _, model = fg.from_torch(Apply(lambda t: (t + torch.tensor([2**40 + 1])) % 7), TOKENS)
+        close(model({}, TOKENS.int().numpy()), ((TOKENS + 2**40 + 1) % 7).int().numpy())
+        with pytest.raises(fg.ArgumentError, match=r"int64 with numbers that int32 does not hold"):
+            model({}, np.full((1, 5), 2**33 + 5))
+    refused("divided by 0", Apply(lambda t: t // 0), TOKENS)
+
+
+def test_whole_numbers_divided_by_zero_are_the_least_there_is():
+    """PyTorch raises, which no compiled program does."""
+    least = {"int32": -(2**31), "int8": -128, "uint8": 255}
+    for fun in (lambda a, b: a // b, lambda a, b: a % b, torch.fmod, _trunc):
+        for dtype, wanted in least.items():
+            _, model = fg.from_torch(Apply(fun), (TOKENS.to(getattr(torch, dtype)),) * 2)
+            tokens = np.full((1, 5), 7, dtype)
+            assert (model({}, tokens, 0 * tokens) == wanted).all()
+        with jax.enable_x64(False):
+            in_halves = lambda a, b, fun=fun: fun(a * 3, b).float()
+            _, model = fg.from_torch(Apply(in_halves), (TOKENS, TOKENS))
+            tokens = np.full((1, 5), 7)
+            assert (model({}, tokens, 0 * tokens) == -(2.0**63)).all()
+
+
+def _trunc(a, b):
+    return torch.div(a, b, rounding_mode="trunc")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_have_room(name, dtype):
+    """What an operation computes on the way may be larger than a half: it is a float32. So it is as
+    close to the truth as a half can be, or as PyTorch is."""
+    fun, scale = HALVES[name]
+    half = (numbers(3, 50) * scale).to(getattr(torch, dtype))
+    exact = fun(half.float()).abs().max()
+
+    def in_torch(x):
+        x = x.clone().requires_grad_()
+        weighed(fun(x).float() / exact).backward()
+        return [np.asarray(y.detach().float()) for y in (fun(x), x.grad)]
+
+    _, model = fg.from_torch(Apply(fun), half)
+    x = jnp.asarray(half.float().numpy(), dtype)
+    slope = jax.grad(lambda x: weighed(model({}, x).astype(jnp.float32) / float(exact)))(x)
+    truth, theirs = in_torch(half.float()), in_torch(half)
+    for mine, other, wanted in zip((model({}, x), slope), theirs, truth, strict=True):
+        errors = [np.abs(np.asarray(y, np.float32) - wanted).max() for y in (mine, other)]
+        assert errors[0] <= 2e-2 * np.abs(wanted).max() or errors[0] <= 2 * errors[1]
+    assert slope.dtype == dtype and model({}, x).dtype == str(fun(half).dtype).removeprefix(
+        "torch."
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_remainders_of_halves(dtype):
+    """Which jump: a divisor that is written down is a half for one, a float32 for the other."""
+    fun = lambda x: (x.remainder(0.7), x % 0.1, x.fmod(0.1), x // 0.1, x // 0.3)
+    x = torch.tensor([[1.0, 0.3, 0.7, 2.0, -1.0, 6.0]], dtype=getattr(torch, dtype)) * 7
+    _, model = fg.from_torch(Apply(fun), x)
+    for found, wanted in zip(model({}, jnp.asarray(x.float().numpy(), dtype)), fun(x), strict=True):
+        np.testing.assert_array_equal(found.astype(jnp.float32), wanted.float().numpy())
 
 
 # --- what draws -----------------------------------------------------------------------------------

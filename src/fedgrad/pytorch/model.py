@@ -12,6 +12,7 @@ import numpy as np
 from fedgrad.core.errors import ArgumentError, FederatedError, nearest
 from fedgrad.core.primitives import promoting
 from fedgrad.core.types import Key, Params
+from fedgrad.pytorch.operations.long import Long
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Model:
                 if call.draws:
                     kwargs["noise"] = jax.random.fold_in(key, number)  # type: ignore[arg-type]
                 env[call.name] = self._result(call, args, kwargs)
+        self._check_outputs(env)
         return _filled(self.outputs, env)
 
     def __repr__(self) -> str:
@@ -102,10 +104,10 @@ class Model:
                 f"{self.name} has {call.target} ({call.where}), which JAX does not compute here: "
                 f"{said}. {_instead(call.target)}"
             ) from error
-        if call.dtype is not None and not _fits(jnp.shape(result), call.shape):
+        if call.dtype is not None and not _fits(_shape(result), call.shape):
             raise ArgumentError.here(
                 f"{self.name} has {call.target} ({call.where}), whose result has shape "
-                f"{jnp.shape(result)} here and {_any(call.shape)} in PyTorch. Either what was "
+                f"{_shape(result)} here and {_any(call.shape)} in PyTorch. Either what was "
                 "given as operations= is something else, or the module does something else with "
                 "this number of examples, as x.squeeze() does with one: x.squeeze(1)."
             )
@@ -119,7 +121,7 @@ class Model:
                 f"{self.name} was converted for inputs like {_like(self.inputs)}, but got "
                 f"{_like(given)}. Call model(params, x) with what the example had."
             )
-        values = [jnp.asarray(value) for value in values]
+        values = [self._array(value) for value in values]
         rows = {value.shape[:1] for value in values}
         for one, value in zip(wanted, values, strict=True):
             kinds = [_kind(d) for d in (one.dtype, value.dtype)]
@@ -142,6 +144,29 @@ class Model:
                     f"{self.name} got inputs of different numbers of examples: {_like(given)}."
                 )
             yield one.name, value.astype(one.dtype)  # e.g. 200 * x overflows in uint8
+
+    def _array(self, value: Any) -> jax.Array:
+        whole = isinstance(value, np.ndarray) and value.dtype.kind in "iu"
+        kept = jax.dtypes.canonicalize_dtype(value.dtype if whole else np.int32)
+        if whole and not fits(value, kept):
+            raise ArgumentError.here(
+                f"{self.name} got an input of {value.dtype.name} with numbers that {kept.name} "
+                "does not hold, and JAX has no wider ones switched on. Make them smaller, such as "
+                "x % size for places in a table, or switch 64 bits on before anything else: "
+                "jax.config.update('jax_enable_x64', True)."
+            )
+        return jnp.asarray(value)
+
+    def _check_outputs(self, env: Mapping[str, Any]) -> None:
+        made = {call.name: f", of {call.target} ({call.where})" for call in self.calls}
+        for leaf in jax.tree.leaves(self.outputs):
+            if isinstance(leaf, Ref) and isinstance(env[leaf.name], Long):
+                raise ArgumentError.here(
+                    f"{self.name} returns whole numbers of 64 bits, PyTorch's int64"
+                    f"{made.get(leaf.name, '')}: the 32 that JAX has may not hold them. Return "
+                    "y.int(), where 32 will do in PyTorch too; or switch 64 on before anything "
+                    "else: jax.config.update('jax_enable_x64', True)."
+                )
 
     def _check_params(self, params: Params) -> None:
         names = {array.name for array in self.arrays.values()}
@@ -181,6 +206,14 @@ def _kind(dtype: Any) -> Any:
     return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), None)
 
 
+def fits(array: np.ndarray, kind: Any) -> bool:
+    """Whether whole numbers stay what they are as those of another kind."""
+    if array.dtype.kind not in "iu" or not array.size:
+        return True
+    limits = np.iinfo(kind)
+    return bool(limits.min <= array.min() and array.max() <= limits.max)
+
+
 def _holds(wanted: Any, given: Any) -> bool:
     """Whether a cast keeps every integer. int64 tokens are accepted for int32, as JAX's x64 setting
     decides which of them is used."""
@@ -196,10 +229,13 @@ def _promoting() -> Iterator[None]:
 
 
 def _as(result: Any, dtype: Any) -> Any:
-    if dtype is None or not hasattr(result, "astype") or result.dtype == dtype:
+    if dtype is None or not hasattr(result, "dtype") or result.dtype == dtype:
         return result
-    whole = [jnp.issubdtype(d, jnp.integer) for d in (result.dtype, dtype)]
-    return result if all(whole) else result.astype(dtype)  # tokens may stay int32
+    return result.astype(dtype)
+
+
+def _shape(result: Any) -> tuple[Any, ...]:
+    return result.shape if isinstance(result, Long) else jnp.shape(result)
 
 
 def _fits(shape: tuple[Any, ...], wanted: tuple[int | None, ...]) -> bool:

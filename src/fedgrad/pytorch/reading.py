@@ -14,8 +14,9 @@ import numpy as np
 
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.trace import CAPTURE_LIMIT
-from fedgrad.pytorch.model import Array, Call, Input, Model, Ref, unknown
-from fedgrad.pytorch.operations import DRAWS, OPERATIONS
+from fedgrad.pytorch.model import Array, Call, Input, Model, Ref, fits, unknown
+from fedgrad.pytorch.operations import DRAWS, OPERATIONS, computed
+from fedgrad.pytorch.operations.long import long
 
 KNOWN = {f"aten.{name}": fun for name, fun in OPERATIONS.items()}
 BATCH_NORM = "_native_batch_norm_legit"  # prefix of operations that use the batch's statistics
@@ -146,6 +147,11 @@ def _value(name: str, tensor: Any, number: Any = jnp.float32) -> jax.Array:
         raise ArgumentError.here(
             f"{name!r} is a {tensor.dtype} that floats do not hold exactly, and params are floats."
         )
+    if not fits(array, _dtype(tensor.dtype)):
+        raise ArgumentError.here(
+            f"{name!r} has whole numbers of 64 bits, which JAX does not have switched on: "
+            "jax.config.update('jax_enable_x64', True) before anything else."
+        )
     return jnp.asarray(array, number)
 
 
@@ -160,7 +166,8 @@ def _constants(exported: Any) -> dict[str, Any]:
                 "too many numbers to be written into a program that is sent to clients. Keep "
                 "it: self.register_buffer(...)."
             )
-        found[value] = array.astype(_dtype(array.dtype))
+        kind = _dtype(array.dtype)
+        found[value] = array.astype(kind) if fits(array, kind) else long(array)
     return found
 
 
@@ -171,8 +178,15 @@ def _numpy(tensor: Any) -> np.ndarray:
 
 
 def _dtype(dtype: Any) -> Any:
-    """Return JAX's dtype for one of PyTorch or NumPy: int32 for int64 unless x64 is enabled."""
-    return jax.dtypes.canonicalize_dtype(str(dtype).removeprefix("torch."))
+    """PyTorch's or NumPy's dtype as JAX has it now: int32 for int64, unless that is switched on."""
+    name = str(dtype).removeprefix("torch.")
+    found = jax.dtypes.canonicalize_dtype(name)
+    if name == "uint64" and found != np.uint64:
+        raise ArgumentError.here(
+            "The module has whole numbers of type uint64, which JAX does not have switched on. "
+            "Take int64, or jax.config.update('jax_enable_x64', True) before anything else."
+        )
+    return found
 
 
 def _inputs(exported: Any) -> tuple[Any, ...]:
@@ -228,13 +242,23 @@ def _calls(nodes: list[Any], table: Mapping[str, Callable[..., Any]], name: str)
         yield Call(
             node.name,
             _name(node),
-            node.target if _is_python(node) else table[_name(node)],
+            _operation(node, table),
             args,
             kwargs,
             *_dtype_and_shape(node.meta["val"]),
             draws is not None and draws(*args, **kwargs),
             where(node),
         )
+
+
+def _operation(node: Any, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    if _is_python(node):
+        return node.target  # type: ignore[no-any-return]
+    fun, value = table[_name(node)], node.meta["val"]
+    if fun is not KNOWN.get(_name(node)):  # the user's own
+        return fun
+    is_long = str(getattr(value, "dtype", "")) == "torch.int64"
+    return computed(_name(node).removeprefix("aten."), _dtype_and_shape(value)[0], is_long)
 
 
 def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int | None, ...]]:
@@ -259,8 +283,10 @@ def _is_python(node: Any) -> bool:
     return getattr(node.target, "__module__", "") == operator.add.__module__
 
 
-_DTYPES = {f"torch.{kind}" for kind in ("bool", "float16", "bfloat16", "float32", "float64")} | {
-    f"torch.{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+_DTYPES = {
+    *(f"torch.{kind}" for kind in ("bool", "float16", "bfloat16", "float32", "float64")),
+    *(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *("torch.complex64", "torch.complex128"),
 }
 
 

@@ -82,7 +82,13 @@ def torch_sgd(
     if lr not in config:
         message = f"The server's train_config has no {lr!r}."
         raise ArgumentError.here(message, lr, config)
-    asked, rate, params = config.get(ASKED), float(config[lr]), _trained(model)
+    rate = config[lr]
+    for name, number in {lr: rate, "momentum": momentum, "weight_decay": weight_decay}.items():
+        if not isinstance(number, float | int) or not number >= 0:
+            raise ArgumentError.here(
+                f"{name} is {number!r}: torch.optim.SGD takes numbers from 0 on."
+            )
+    asked, params = config.get(ASKED), _trained(model)
     again = asked is not None and gradient_from is None
     if iter(batches) is batches and (again or epochs > 1):
         raise ArgumentError.here(
@@ -104,11 +110,11 @@ def torch_sgd(
                 for i, g in enumerate(gradient):
                     if g is None:  # as SGD does: no weight decay, no momentum step
                         continue
-                    step = _plus(g.detach(), weight_decay, weights[i])
-                    velocity[i] = _plus(step, momentum, velocity[i])
+                    step = _decayed(g.detach(), weight_decay, weights[i])
+                    velocity[i] = _carried(velocity[i], momentum, step)
                     if tangent:  # derivatives of velocity and weight by the rate
-                        step = _plus(bend[i], weight_decay, along[i])
-                        turning[i] = _plus(step, momentum, turning[i])
+                        step = _decayed(bend[i], weight_decay, along[i])
+                        turning[i] = _carried(turning[i], momentum, step)
                         along[i] = along[i] - velocity[i] - rate * turning[i]
                     weights[i].sub_(velocity[i], alpha=rate)
     if not examples:
@@ -171,8 +177,13 @@ def _zeros(params: Iterable[Any]) -> list[Any]:
     return [torch.zeros_like(p) for p in params]
 
 
-def _plus(x: Any, factor: float, y: Any) -> Any:
-    return x + factor * y if factor else x
+def _decayed(gradient: Any, weight_decay: float, weight: Any) -> Any:
+    """Rounded once, as SGD does."""
+    return gradient.add(weight, alpha=weight_decay) if weight_decay else gradient
+
+
+def _carried(velocity: Any, momentum: float, step: Any) -> Any:
+    return (velocity * momentum).add(step) if momentum else step  # which may be sparse
 
 
 def _examples(batch: Any) -> int:

@@ -88,8 +88,10 @@ def _bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _similarity(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    of_x, of_y = (jnp.maximum(norm(one, dim=dim), eps) for one in (x, y))
-    return jnp.sum(x * y, dim) / (of_x * of_y)
+    of_x, of_y = (norm(one, dim=dim, keepdim=True) for one in (x, y))
+    # A length below eps counts as eps; its derivative is PyTorch's, that of the length itself.
+    of_x, of_y = (n + lax.stop_gradient(jnp.maximum(n, eps) - n) for n in (of_x, of_y))
+    return jnp.sum((x / of_x) * (y / of_y), dim)
 
 
 def _distance(x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
@@ -119,5 +121,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mv.default": jnp.matmul,
     "outer.default": jnp.outer,
     "pairwise_distance.default": _distance,
-    "vdot.default": jnp.matmul,
+    "vdot.default": jnp.vdot,
+}
+
+PRODUCTS = OPERATIONS.keys() - {
+    *("_weight_norm.default", "cosine_similarity.default", "embedding_bag.padding_idx"),
+    "pairwise_distance.default",
 }

@@ -18,13 +18,8 @@ def _reduced(losses: Any, reduction: int, total: Any = None) -> Any:
     if reduction == MEAN and total is None:
         return jnp.mean(losses)
     if reduction == MEAN:
-        return _sum(losses) / total  # the quotient fits float16, the sum may overflow it
+        return jnp.sum(losses) / total
     return losses
-
-
-def _sum(x: Any) -> Any:
-    """Sum in at least float32."""
-    return jnp.sum(x, dtype=jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _of_classes(
@@ -39,7 +34,7 @@ def _of_classes(
     found = -jnp.squeeze(jnp.take_along_axis(x, at, axis), axis)
     weights = jnp.ones(places.shape, x.dtype) if weight is None else taken(weight, places, 0)
     weights = jnp.where(counts, weights, 0)
-    total = _sum(weights)
+    total = jnp.sum(weights)
     return _reduced(jnp.where(counts, found * weights, 0), reduction, total), total
 
 

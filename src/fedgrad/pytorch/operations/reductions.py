@@ -43,8 +43,9 @@ def _chosen(choice: Callable[..., Any]) -> Callable[..., Any]:
 def _variance(
     x: Any, dim: Axes = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    ddof = 1 if correction is None else correction
-    return jnp.var(x, axis=axes(dim), ddof=ddof, keepdims=keepdim)  # type: ignore[arg-type]
+    biased = jnp.var(x, axis=axes(dim), keepdims=keepdim)
+    count = jnp.asarray(x.size // biased.size, biased.dtype)
+    return biased * (count / jnp.maximum(count - (1 if correction is None else correction), 0))
 
 
 def _unbiased(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,6 +71,7 @@ def _deviation(*args: Any, **how: Any) -> Any:
 
 def norm(x: Any, ord: Any = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Any:
     """Return the norm of vectors along some axes."""
+    x = absolute(x) if jnp.iscomplexobj(x) else x
     how: dict[str, Any] = {"axis": axes(dim), "keepdims": keepdim}
     if ord == 2:
         return _power(jnp.sum(x * x, **how), 0.5)
@@ -87,6 +89,8 @@ def _softmax(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cumsum(x: Any, dim: int, dtype: Any = None) -> Any:
+    whole = not jnp.issubdtype(x.dtype, jnp.inexact)
+    dtype = jax.dtypes.canonicalize_dtype("int64") if whole and dtype is None else dtype
     return jnp.cumsum(x if dtype is None else x.astype(dtype), axis=dim)
 
 

@@ -81,7 +81,9 @@ def _gather(x: Any, dim: int, index: Any, **_: Any) -> Any:
 
 def _index(x: Any, indices: Sequence[Any]) -> Any:
     at = tuple(slice(None) if i is None else i for i in indices)
-    return x.at[at].get(mode="fill")  # NaN where out of range; JAX would clamp to the last one
+    return (
+        jnp.asarray(x).at[at].get(mode="fill")
+    )  # NaN where there is none; JAX would take the last
 
 
 _MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -153,11 +155,11 @@ def _upsample_linear(
 def _with_slice(
     x: Any, part: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> Any:
-    return x.at[_along(x, dim, slice(start, _end(end), step))].set(part)
+    return jnp.asarray(x).at[_along(x, dim, slice(start, _end(end), step))].set(part)
 
 
 def _with_selected(x: Any, part: Any, dim: int, index: int) -> Any:
-    return x.at[_along(x, dim, index)].set(part)
+    return jnp.asarray(x).at[_along(x, dim, index)].set(part)
 
 
 def _arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **_: Any) -> Any:
