@@ -19,7 +19,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 70  # lines of a file, code lines of a fun
 # lower it when a room shrinks. "." is what stands beside the rooms.
 BUDGETS: dict[str, int] = {
     ".": 207,
-    "ad": 1286,
+    "ad": 1303,
     "aggregate": 129,
     "algorithms": 1906,
     "cli": 912,

@@ -482,3 +482,30 @@ def test_debug_callbacks_in_loops_of_rounds_run():
         np.testing.assert_allclose(f.on(executor)(X, Z), X + 2 * Z.sum(0))
         jax.effects_barrier()
         np.testing.assert_allclose(seen, [X[0], X[0] + Z[:, 0].sum()])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("mode", ["forward", "reverse", "mixed", "auto"])
+def test_a_gradient_inside_of_a_program_captures_what_a_cond_in_a_scan_reads(mode, sign):
+    """`s` and `y` are of the outer program; the inner one is differentiated by `x`."""
+
+    def loss(average, send, x, y, s, z):
+        def step(c):
+            return jax.lax.cond(
+                s > 0, lambda c: average(jnp.tanh(send(c * y)) * z), lambda c: x * y * s, c
+            )
+
+        return jnp.sum(jax.lax.scan(lambda c, _: (step(c), None), x, None, length=2)[0] ** 2)
+
+    @fg.program(z=fg.CLIENTS)
+    def outer(x, s, z):
+        y = jnp.sin(x)
+        inner = fg.program(z=fg.CLIENTS)(lambda x, z: loss(fg.mean, fg.broadcast, x, y, s, z))
+        return fg.grad(inner, mode=mode)(x, z)
+
+    def plain(x):
+        return loss(lambda v: v.mean(0), lambda c: c[None], x, jnp.sin(X), jnp.float64(sign), Z)
+
+    with jax.numpy_rank_promotion("allow"):
+        wanted = jax.grad(plain)(X)
+    assert_same(outer(X, jnp.float64(sign), Z), wanted)

@@ -40,6 +40,12 @@ def pulled_cond(
         remember: Whether the residuals are kept. If not, the backward pass runs the branch again,
             and so addresses the same clients again.
     """
+    captured = _captured(values, operands)
+    if captured:  # a custom_vjp in a scan must not: JAX would put them into the scan as constants
+        branches, values = (
+            [_explicit(b, operands, captured) for b in x] for x in (branches, values)
+        )
+        operands, constant = [*operands, *captured], [*constant, *[False] * len(captured)]
     halves = [partial(_halves, branch) for branch in branches]
 
     @jax.custom_vjp
@@ -85,6 +91,26 @@ def pulled_cond(
 
     cond.defvjp(forward, backward)
     return cond(index, operands)
+
+
+def _captured(branches: Sequence[Branch], operands: list[Any]) -> list[Any]:
+    """What branches use besides their operands of what somebody is tracing: of a program around
+    the one that is differentiated."""
+    jaxprs = [jax.make_jaxpr(branch)(operands) for branch in branches]
+    return list({id(c): c for jaxpr in jaxprs for c in jaxpr.consts if _traced(c)}.values())
+
+
+def _explicit(branch: Branch, operands: list[Any], captured: list[Any]) -> Branch:
+    """The same branch, which is given behind its operands what it has captured."""
+    jaxpr = jax.make_jaxpr(branch)(operands)
+
+    def explicit(xs: list[Any]) -> list[Any]:
+        own, given = xs[: len(operands)], xs[len(operands) :]
+        by_id = {id(c): x for c, x in zip(captured, given, strict=True)}
+        consts = [by_id.get(id(c), c) for c in jaxpr.consts]
+        return run(ClosedJaxpr(jaxpr.jaxpr, consts), own, {})
+
+    return explicit
 
 
 def _halves(branch: Branch, operands: list[Any]) -> tuple[list[Any], Any]:
