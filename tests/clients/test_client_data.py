@@ -463,3 +463,21 @@ def test_there_is_room_for_all_that_is_held_out(count, fraction):
     train, held = rule.split(fg.Examples(HUGE, jnp.int32(0), jnp.int32(count), count))
     assert 0 < int(held.count) <= held.capacity <= count
     assert int(train.count) + int(held.count) == count
+
+
+@pytest.mark.parametrize("name", ["epochs", "steps"])
+def test_more_than_the_most_is_not_less(name):
+    """Refused where it is known; else the result is NaN."""
+
+    def counted(amount, cohort):
+        found = cohort.fold(lambda n, b, m: n + 1.0, 0.0, 100, **{name: amount}, most=3)
+        return fg.sum(found)
+
+    with pytest.raises(fg.ArgumentError, match=rf"test_client_data.py:.*{name}=4, but most=3"):
+        fg.program(lambda cohort: counted(4, cohort), cohort=fg.CLIENTS)(NUMBERED.everyone)
+    program = fg.program(
+        lambda amount, cohort: counted(fg.broadcast(amount), cohort), cohort=fg.CLIENTS
+    )
+    for amount, expected in ((3, 3.0), (4, np.nan)):
+        found = program(jnp.int32(amount), NUMBERED.everyone)
+        np.testing.assert_equal(float(found), expected * len(NUMBERED))

@@ -147,7 +147,8 @@ class Examples:
             key: Shuffles the examples; by default they are in data order.
             steps: The number of steps instead of `epochs`, the same for every client; batches
                 repeat from the start when they run out (shuffled once).
-            most: An upper bound on epochs or steps, where these are computed.
+            most: An upper bound on epochs or steps, where these are computed. More are not done:
+                all floats of the result are NaN then.
 
         Returns:
             The final carry.
@@ -156,6 +157,8 @@ class Examples:
         for name, amount in (("epochs", epochs), ("steps", steps)):
             if isinstance(amount, int | float | np.number):
                 require_whole(name, amount, least=0)
+                if most is not None and amount > most:
+                    raise ArgumentError.here(f"{name}={amount}, but most={most}. Raise `most`.")
         batches = -(-self.count // batch_size)
         whole = -(-self.capacity // batch_size)
         told = "index" in inspect.signature(step).parameters
@@ -177,13 +180,19 @@ class Examples:
         def body(i: jax.Array, carry: Carry) -> Carry:
             return step(carry, *take(i))
 
-        if steps is None:
-            return repeat(body, carry, batches * epochs, whole * (epochs if most is None else most))
-        return (
-            jax.lax.fori_loop(0, steps, body, carry)
-            if most is None
-            else repeat(body, carry, steps, most)
-        )
+        if most is None and steps is None:
+            return repeat(body, carry, batches * epochs, whole * epochs)
+        if most is None:
+            return jax.lax.fori_loop(0, steps, body, carry)
+        asked, room = (batches * epochs, whole * most) if steps is None else (steps, most)
+        too_many = (epochs if steps is None else steps) > most
+        done = repeat(body, carry, asked, room)
+        return jax.tree.map(lambda leaf: _nan_where(too_many, leaf), done)
+
+
+def _nan_where(wrong: jax.Array, leaf: Any) -> Any:
+    floating = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    return jnp.where(wrong, jnp.nan, leaf) if floating else leaf
 
 
 def _require_places(name: str, places: Any) -> None:

@@ -84,6 +84,9 @@ class Race:
         """Return the first state, with the state of every candidate."""
         assert hyper is not None  # `Algorithm` fills it in
         states = {name: one.init(params, hyper[name]) for name, one in self.candidates.items()}
+        for change in self.changes.values():  # refused now, and not in the middle of training
+            for name, values in change.items():
+                self.candidates[name].init(params, names_of.replace(hyper[name], values))
         return RaceState.begin(states, self.incumbent, Watch.begin(self.monitored(states)))
 
     def round(
