@@ -1,7 +1,8 @@
 """Many trials of one algorithm at once, on the same clients, vectorized over hyperparameters."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -50,8 +51,7 @@ def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
         hyper = _stacked(hyper, ranks, n)
         # Vectorized, an algorithm sees no numbers that it could refuse.
         for extreme in (jnp.min, jnp.max):
-            ends = jax.tree.map(lambda leaf: extreme(leaf, 0) if jnp.ndim(leaf) else leaf, hyper)
-            algorithm.init(params, ends)
+            algorithm.init(params, jax.tree.map(partial(_extreme, extreme), hyper))
         one = jax.vmap(lambda h: algorithm.init(params, h), in_axes=(_axes(hyper),), axis_size=n)
         return one(hyper)
 
@@ -71,6 +71,10 @@ def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
     if ranks:
         stacked = _stacked(stacked, ranks, _trials(stacked, ranks))
     return replace(algorithm, init=init, round=together, hyper=stacked)
+
+
+def _extreme(of: Callable[..., jax.Array], leaf: Any) -> Any:
+    return of(leaf, 0) if jnp.ndim(leaf) else leaf
 
 
 def _axes(hyper: Hyper) -> Any:
