@@ -75,11 +75,11 @@ from fedgrad.training.wandb import WandB
 from fedgrad.tuning.averaged import averaged
 from fedgrad.tuning.fed_auto import fed_auto
 from fedgrad.tuning.gradient_cohort import GradientCohort
+from fedgrad.tuning.holding_out import holding_out
 from fedgrad.tuning.horizon import Horizon
 from fedgrad.tuning.race import race
 from fedgrad.tuning.self_tuning import self_tuning
 from fedgrad.tuning.side_by_side import side_by_side
-from fedgrad.tuning.without_held_out import holding_out
 
 __all__ = [
     "CLIENTS",

@@ -150,7 +150,7 @@ def test_an_evaluation_of_examples_that_no_client_holds_out_is_refused():
 @every_executor
 @pytest.mark.parametrize("guard", [None, 1000.0, "paired"])
 @pytest.mark.parametrize("schedule", ["serial", "parallel"])
-def test_a_cohort_without_held_out_examples_moves_no_hyperparameter(schedule, guard, executor):
+def test_a_cohort_holding_out_examples_moves_no_hyperparameter(schedule, guard, executor):
     """Adam would move on by its momentum, a guard would take the loss of nobody for a good one."""
     judges = fg.GradientCohort("fresh", held_out=RULE)
     tuned = fg.self_tuning(AVGM, "server", gradient_from=judges, schedule=schedule, guard=guard).on(
