@@ -667,6 +667,10 @@ FUNCTIONS = {
         + torch.eye(11, dtype=torch.float64)[:5].tile(1, 2)[:, 11:],
         (TOKENS, numbers(3, 5, 11)),
     ),
+    "equal ones in order": (
+        lambda x: x * (x / 4).round().sort(dim=1, stable=True).indices
+        + (x / 4).round().argsort(dim=1, descending=True, stable=True), KINKS
+    ),
     "assigned": (assigned, X),
     "no infinities": (lambda x: (x / (x > 0)).nan_to_num(1.0, 2.0, 3.0) + x.nan_to_num(), X),
     "made": (

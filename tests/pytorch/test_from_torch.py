@@ -259,8 +259,16 @@ def test_complex_inputs_and_outputs_but_no_parameters():
         (z.grad,) = torch.autograd.grad(fun(z)[1].sum(), z)
         slope = jax.grad(lambda z: model({}, z)[1].sum())(as_jax(z))
         np.testing.assert_allclose(slope.conj(), z.grad.numpy(), rtol=1e-5)  # JAX's is conjugate
-    module = nn.Sequential(nn.Linear(6, 2).to(torch.complex64))
+    module = nn.Sequential(nn.Linear(6, 2, dtype=torch.complex64))
     refused("'0.weight' is a torch.complex64 .*params are floats", module, z.detach())
+
+
+def test_the_variance_of_what_is_far_from_zero():
+    """To the six digits that a float32 has; its mean alone would leave four."""
+    x = (numbers(30, 50) / 100 + 1000).float()
+    for fun in (lambda x: x.var(1), lambda x: x.std(1), lambda x: x.var()):
+        _, model = fg.from_torch(Apply(fun), x)
+        np.testing.assert_allclose(model({}, as_jax(x)), fun(x.double()), rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")  # PyTorch's own

@@ -43,7 +43,9 @@ def _chosen(choice: Callable[..., Any]) -> Callable[..., Any]:
 def _variance(
     x: Any, dim: Axes = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    biased = jnp.var(x, axis=axes(dim), keepdims=keepdim)
+    for _ in range(2):  # the mean of what is far from 0 is rounded: what is left of it goes, too
+        x = x - jnp.mean(x, axis=axes(dim), keepdims=True)
+    biased = jnp.mean((x * x.conj()).real, axis=axes(dim), keepdims=keepdim)
     count = jnp.asarray(x.size // biased.size, biased.dtype)
     return biased * (count / jnp.maximum(count - (1 if correction is None else correction), 0))
 
@@ -127,6 +129,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "prod.default": _whole(jnp.prod),
     "prod.dim_int": _reduced(jnp.prod),
     "sort.default": _sorted,
+    "sort.stable": lambda x, stable=None, dim=-1, descending=False: _sorted(x, dim, descending),
     "softmax.int": _softmax(jax.nn.softmax),
     "std.correction": _deviation,
     "std.dim": _unbiased(_deviation),
