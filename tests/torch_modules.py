@@ -484,7 +484,8 @@ FUNCTIONS = {
     "logical": (
         lambda x, y: x * torch.logical_and(x > 0, y > 0) + y * torch.logical_xor(x > y, y < 0)
         + torch.logical_or(x > 1, y > 1) + torch.logical_not(x > 0) + (x >= y) + (x <= y)
-        + ~(x > 0) + torch.bitwise_and(x > 0, y > 0) + torch.bitwise_or(x > 0, y > 0),
+        + ~(x > 0) + torch.bitwise_and(x > 0, y > 0) + torch.bitwise_or(x > 0, y > 0)
+        + torch.bitwise_xor(x > 0, y > 0),
         (X, Y),
     ),
     "extremes": (
