@@ -27,6 +27,7 @@ from by_hand import (
     as_vector,
     loss,
 )
+from fedgrad.algorithms.hyper import LOOKED_AT
 from fedgrad.algorithms.optimizer import as_optimizer, in_words
 from fedgrad.algorithms.variants import ALGORITHMS
 from laws import EXECUTORS
@@ -716,6 +717,35 @@ def test_how_much_a_client_does_can_be_a_schedule(make, work, each, executor):
         np.testing.assert_allclose(metrics.loss, seen.loss, rtol=1e-10)
 
 
+BOUNDED = fg.fed_avg(loss, ordered(RATE, epochs=lambda t: 2 - t % 2))
+
+
+@pytest.mark.parametrize("executor", ["local", "reference", "chunked"])
+@pytest.mark.parametrize("work, within", [({"epochs": 10.0}, 2.0), ({"steps": 10.0}, 3.0)])
+def test_more_work_than_there_is_room_for_is_not_less_work(work, within, executor):
+    """Where that is known only when the round runs; as much as there is room for is done."""
+    (name,) = work
+    algorithm = fg.fed_avg(loss, ordered(RATE, **{name: lambda t: within - t % 2}))
+    round, state = algorithm.round.on(EXECUTORS[executor]), algorithm.init(as_params(START))
+    args = POPULATION.select([0, 1]), jax.random.key(0)
+    bad, metrics = round(state, fg.hyper.replace(algorithm.hyper, work), *args)
+    assert np.isnan(as_vector(bad.params)).all() and np.isnan(metrics.loss)
+    good, _ = round(state, fg.hyper.replace(algorithm.hyper, {name: within}), *args)
+    plain = fg.fed_avg(loss, ordered(RATE, **{name: int(within)}))
+    expected, _ = plain.round(plain.init(as_params(START)), plain.hyper, *args)
+    np.testing.assert_allclose(as_vector(good.params), as_vector(expected.params), rtol=EXACT)
+
+
+def test_a_schedule_that_grows_after_all_rounds_that_are_looked_at():
+    algorithm = fg.fed_avg(loss, ordered(RATE, epochs=lambda t: jnp.where(t < LOOKED_AT, 1, 3)))
+    state = algorithm.init(as_params(START))
+    for rounds, known in ((LOOKED_AT - 1, True), (LOOKED_AT, False)):
+        late = dataclasses.replace(state, rounds=jnp.int32(rounds))
+        args = POPULATION.select([0, 1]), jax.random.key(0)
+        _, metrics = algorithm.round(late, algorithm.hyper, *args)
+        assert np.isfinite(metrics.loss) == known
+
+
 def test_a_derivative_passes_through_work_that_is_a_schedule():
     """In every mode, by finite differences."""
     algorithm = fg.fed_avg(loss, ordered(RATE, steps=lambda t: 2 + t))
@@ -993,6 +1023,46 @@ MISTAKES = {
             .init(as_params(START))
         ),
         r"'steps' asks for 4, but .* at most 3. Give the longer one",
+    ),
+    **{
+        f"more epochs than there is room for, {name}": (
+            make,
+            r"'epochs' asks for 10, but .* at most 2. Give the longer one",
+        )
+        for name, make in {
+            "by a factor": lambda: dataclasses.replace(
+                BOUNDED, hyper=fg.hyper.scalable(BOUNDED.hyper, "epochs")
+            )
+            .starting({"epochs.factor": 5.0})
+            .init(as_params(START)),
+            "side by side": lambda: fg.side_by_side(
+                BOUNDED, fg.hyper.replace(BOUNDED.hyper, {"epochs": jnp.array([1.0, 10.0])})
+            ).init(as_params(START)),
+            "averaged": lambda: fg.averaged(BOUNDED.starting({"epochs": 10})).init(
+                as_params(START)
+            ),
+            "tuned": lambda: fg.self_tuning(BOUNDED.starting({"epochs": 10}), "client").init(
+                as_params(START)
+            ),
+            "later in a race": lambda: fg.race(
+                {"a": BOUNDED.starting({"epochs": 1.0}), "b": fg.fed_avg(loss)},
+                {0.5: 1},
+                changes={0.2: {"a": {"epochs": 10.0}}},
+            ).init(as_params(START)),
+            "in a search": lambda: fg.grid_search(
+                BOUNDED.starting({"epochs": 1.0}),
+                POPULATION,
+                {"epochs": fg.choice([1.0, 10.0])},
+                params=as_params(START),
+                rounds=1,
+                evaluate=fg.Evaluation({"loss": loss}, POPULATION),
+                progress=False,
+            ),
+        }.items()
+    },
+    "no number of epochs": (
+        lambda: BOUNDED.starting({"epochs": np.nan}).init(as_params(START)),
+        "'epochs' asks for nan. Give a finite number",
     ),
     "a batch size that changes": (
         lambda: fg.fed_avg(loss, batch_size=lambda t: 5 + t),

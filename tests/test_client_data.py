@@ -219,3 +219,22 @@ def test_sizes_that_are_none_are_refused(read):
     program = fg.program(lambda cohort: read[1](cohort), cohort=fg.CLIENTS)
     with pytest.raises(fg.ArgumentError, match=r"test_client_data.py:.*give a whole number"):
         program(NUMBERED.everyone)
+
+
+@pytest.mark.parametrize("name", ["epochs", "steps"])
+def test_more_than_the_most_is_not_less(name):
+    """Refused where it is known; else the result is NaN."""
+
+    def counted(amount, cohort):
+        found = cohort.fold(lambda n, b, m: n + 1.0, 0.0, 100, **{name: amount}, most=3)
+        return fg.sum(found)
+
+    with pytest.raises(fg.ArgumentError, match=rf"test_client_data.py:.*{name}=4, but most=3"):
+        fg.program(lambda cohort: counted(4, cohort), cohort=fg.CLIENTS)(NUMBERED.everyone)
+    program = fg.program(
+        lambda amount, cohort: counted(fg.broadcast(amount), cohort), cohort=fg.CLIENTS
+    )
+    for amount, expected in ((3, 3.0), (4, np.nan)):
+        found = program(jnp.int32(amount), NUMBERED.everyone)
+        np.testing.assert_equal(float(found), expected * len(NUMBERED))
+

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.algorithms.hyper import LOOKED_AT, schedules, with_schedules
+from fedgrad.algorithms.hyper import LOOKED_AT, Scaled, Schedule, with_schedules
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.types import Hyper
 
@@ -21,16 +21,23 @@ def how_much(name: str, amount: Amount, hyper: Hyper) -> Any:
     return jnp.maximum(jnp.round(hyper[name]), 1).astype(jnp.int32)
 
 
-def most(name: str, schedule: Any) -> int:
-    """The most that a schedule asks for in as many rounds as can be looked at quickly."""
-    checked = schedules(with_schedules({name: schedule})).get(name)
-    values = schedule if checked is None else checked.values(LOOKED_AT)
-    return max(1, int(np.round(np.max(values))))
+def most(name: str, amount: Any) -> int:
+    """The most that a number, a schedule or a factor times one asks for, in as many rounds as can
+    be looked at quickly."""
+    found = with_schedules({name: amount})[name]
+    factor, found = (found.factor, found.schedule) if isinstance(found, Scaled) else (1, found)
+    values = found.values(LOOKED_AT) if isinstance(found, Schedule) else found
+    largest = np.max(np.multiply.outer(np.asarray(factor), np.asarray(values)))
+    if not np.isfinite(largest):
+        raise ArgumentError.here(f"{name!r} asks for {largest}. Give a finite number for each round.")
+    return max(1, int(np.round(largest)))
 
 
 def require_bounded(name: str, found: Any, bound: int) -> None:
-    """Refuse a schedule, or a number, that asks for more than what loops were made for."""
-    if not isinstance(found, jax.core.Tracer) and most(name, found) > bound:
+    """Refuse a schedule, or a number, that asks for more than what loops were made for. One that is
+    only known when a round runs makes that round's model and loss NaN (`Examples.fold`)."""
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(found))
+    if not traced and most(name, found) > bound:
         raise ArgumentError.here(
             f"{name!r} asks for {most(name, found)}, but what clients do was made for a schedule "
             f"of at most {bound}. Give the longer one when the algorithm is made: "

@@ -144,6 +144,9 @@ def race(
     def init(params: Params, hyper: Hyper | None = None) -> RaceState:
         assert hyper is not None  # `Algorithm` sees to it
         states = {name: one.init(params, hyper[name]) for name, one in candidates.items()}
+        for change in changes.values():  # refused now, and not in the middle of training
+            for name, values in change.items():
+                candidates[name].init(params, names_of.replace(hyper[name], values))
         return stage(states, incumbent, Watch.begin(watched(states)))
 
     def watched(states: dict[str, State]) -> dict[str, State]:

@@ -32,6 +32,10 @@ def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
     def init(params: Params, hyper: Hyper | None = None) -> Any:
         n = _trials(hyper, ranks)
         hyper = _stacked(hyper, ranks, n)
+        # Vectorized, an algorithm sees no numbers that it could refuse.
+        for extreme in (jnp.min, jnp.max):
+            ends = jax.tree.map(lambda leaf: extreme(leaf, 0) if jnp.ndim(leaf) else leaf, hyper)
+            algorithm.init(params, ends)
         one = jax.vmap(lambda h: algorithm.init(params, h), in_axes=(_axes(hyper),), axis_size=n)
         return one(hyper)
 

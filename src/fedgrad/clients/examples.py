@@ -123,8 +123,8 @@ class Examples:
 
         A client with 53 examples and batches of 10 does 6 steps, the last with a mask of 3. With
         `steps`, every client does so many, beginning again where its batches end (shuffled once).
-        Where epochs or steps are computed, `most` says how many they can be. A step with a fourth
-        argument, `index`, is told where in the client's own data its examples are; for those that
+        Where epochs or steps are computed, `most` says how many they can be: of more, which are not
+        done, all floats of the result are NaN. A step with a fourth argument, `index`, is told where in the client's own data its examples are; for those that
         do not exist, past the end of any array, where `array.at[index].set(...)` sets nothing.
 
         The loop can be differentiated in every mode; where nothing is pulled back through it, the
@@ -134,6 +134,8 @@ class Examples:
         for name, amount in (("epochs", epochs), ("steps", steps)):
             if isinstance(amount, int | float | np.number):
                 require_whole(name, amount, least=0)
+                if most is not None and amount > most:
+                    raise ArgumentError.here(f"{name}={amount}, but most={most}. Raise `most`.")
         batches = -(-self.count // batch_size)
         whole = -(-self.capacity // batch_size)
         told = "index" in inspect.signature(step).parameters
@@ -155,13 +157,19 @@ class Examples:
         def body(i: jax.Array, carry: Carry) -> Carry:
             return step(carry, *take(i))
 
-        if steps is None:
-            return repeat(body, carry, batches * epochs, whole * (epochs if most is None else most))
-        return (
-            jax.lax.fori_loop(0, steps, body, carry)
-            if most is None
-            else repeat(body, carry, steps, most)
-        )
+        if most is None and steps is None:
+            return repeat(body, carry, batches * epochs, whole * epochs)
+        if most is None:
+            return jax.lax.fori_loop(0, steps, body, carry)
+        asked, room = (batches * epochs, whole * most) if steps is None else (steps, most)
+        too_many = (epochs if steps is None else steps) > most
+        done = repeat(body, carry, asked, room)
+        return jax.tree.map(lambda leaf: _nan_where(too_many, leaf), done)
+
+
+def _nan_where(wrong: jax.Array, leaf: Any) -> Any:
+    floating = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    return jnp.where(wrong, jnp.nan, leaf) if floating else leaf
 
 
 def _require_places(name: str, places: Any) -> None:
