@@ -4,11 +4,14 @@ A sentence has to stand on its page (or in its docstring) as it does here, so th
 drift apart. Here is what no other test shows; numbers are compared with the results that are kept.
 """
 
+import dataclasses
 import inspect
 import json
+import math
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +60,12 @@ def scanned(body, x):
 def a_population(*sizes):
     rng = np.random.default_rng(len(sizes))
     return fg.population([{"y": rng.normal(size=(n, 2))} for n in sizes])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    params: Any
 
 
 def loss(params, batch):
@@ -369,6 +378,113 @@ def test_the_tables_of_settings_are_the_settings():
             for option in known:
                 value = json.loads(listed[option.name].replace("None", "null"))
                 assert value == option.default, (name, option.name)
+
+
+# What each algorithm sends, and receives, more than FedAvg with the same weighting: floats.
+MORE = {
+    "feddyn": (1, 1),
+    "fedexp": (0, 1),
+    "fednova": (0, 1),
+    "fedprox": (1, 0),
+    "perfedavg": (1, 0),
+    "scaffold": (2, 2),  # a model
+    "fedsgd": (-3, 0),  # it has no learning rate at clients, and no key
+}
+
+
+@says("docs/algorithms.md", "from how much clients disagree; one more float up")
+@says("docs/algorithms.md", "product of two successive updates; no extra traffic")
+@says("docs/algorithms.md", "(https://arxiv.org/abs/2007.07481)); one more float up")
+@says("docs/algorithms.md", "one more model down and up |")
+@says("docs/algorithms.md", "one more float down and up (where clients do not count alike, a model")
+@says("fg.fed_dyn", "sends one number more than in FedAvg, the number of all clients;")
+@says("fg.fed_exp", "at the price of one more number from each.")
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_what_algorithms_send_more_than_fed_avg(weighting):
+    cohort = a_population(5, 6, 7).everyone
+
+    def sent(make):
+        algorithm = make(loss, weighting=weighting)
+        args = algorithm.init(PARAMS), algorithm.hyper, cohort, jax.random.key(0)
+        own = {}
+        if algorithm.client_init is not None:
+            one = algorithm.client_init(PARAMS, 3)
+            every = jax.tree.map(lambda x: jnp.broadcast_to(x, (3, *jnp.shape(x))), one)
+            own = {"client_state": every}
+        (found,) = fg.plan(algorithm.round, *args, **own).traffic
+        return np.array([found.down, found.up])
+
+    plain = sent(fg.fed_avg)
+    # The mean is not the sum that FedDyn needs, which is of a model, and of how many they are.
+    model = {"feddyn": (0, 2 + 1)} if weighting == "examples" else {}
+    for name, make in ALGORITHMS.items():
+        expected = np.array(MORE.get(name, (0, 0))) + model.get(name, (0, 0))
+        np.testing.assert_array_equal(sent(make) - plain, expected, err_msg=name)
+
+
+@says("fg.averaged", "The model after round t counts t (t + 1) ... (t + `power` - 1),")
+@says("docs/no-tuning.md", "t (t + 1) ... (t + 6), which grows like t^7,")
+@pytest.mark.parametrize("power", [0, 1, 2.5, 7])
+def test_how_much_a_model_counts_in_the_average(power):
+    """Of models that are unit vectors, the average is the weights."""
+    rounds, clients = 6, fg.population([{"y": np.zeros((2, 1))}])
+
+    @fg.program(cohort=fg.CLIENTS)
+    def round(state, hyper, cohort, key):
+        seen = state.params["n"]
+        unit = (jnp.arange(float(rounds)) == seen[:1]).astype(float)
+        return State({"n": seen + 1, "w": unit}), fg.Metrics()
+
+    start = {"n": jnp.zeros(1), "w": jnp.zeros(rounds)}
+    own = fg.Algorithm(lambda params, hyper: State(params), round, {}, loss)
+    result = fg.fit(
+        fg.averaged(own, power), clients, params=start, rounds=rounds, progress=False
+    )
+    weights = [math.gamma(t + power) / math.gamma(t) for t in range(1, rounds + 1)]
+    if power == 7:
+        assert weights == [math.prod(range(t, t + 7)) for t in range(1, rounds + 1)]
+    expected = np.array(weights) / np.sum(weights)
+    np.testing.assert_allclose(result.params["w"], expected, rtol=1e-12)
+    assert power <= 1 or abs(expected[-1] / (6**power / sum(t**power for t in range(1, 7))) - 1) > 0.01
+
+
+@says("docs/self-tuning.md", "discount 1 and is exact, for hyperparameters that stay as they are:")
+@says("docs/self-tuning.md", "At a corner, where a round has one derivative to each side, it is that")
+@says("fg.Horizon", "exact, unless one of them is at a corner")
+@pytest.mark.parametrize("rate, exact", [(0.9, True), (1.0, False), (1.1, True)])
+def test_an_infinite_horizon_is_exact(rate, exact):
+    """By finite differences; tests/test_horizon.py has every server, and that one side."""
+    dog = fg.optimizer(optax.contrib.dog, learning_rate=rate, init_step=("distance", 0.1))
+    algorithm = fg.fed_opt(loss, server=dog, client=fg.local_training(0.1, shuffle=False))
+    clients, name, key = a_population(5, 6, 7), "server.learning_rate", jax.random.key(0)
+    far, judged = {"w": jnp.full(2, 3.0)}, fg.GradientCohort("same").program(loss)
+
+    def after(rate):
+        state, hyper = algorithm.init(far), fg.hyper.replace(algorithm.hyper, {name: rate})
+        for _ in range(3):
+            state, _ = algorithm.round(state, hyper, clients.everyone, key)
+        return float(judged(state.params, None, clients.everyone)[0])
+
+    options = {"optimizer": optax.set_to_zero(), "gradient_from": "same", "schedule": "serial"}
+    tuned = fg.self_tuning(algorithm, name, horizon=math.inf, **options)
+    state = tuned.init(far)
+    for _ in range(3):
+        state, metrics = tuned.round(state, tuned.hyper, clients.everyone, key)
+    expected = (after(rate + 1e-5) - after(rate - 1e-5)) / 2e-5
+    assert np.isclose(metrics.hypergradient[name], expected, rtol=1e-6, atol=0) == exact
+
+
+@says("docs/algorithms.md", "schedule or a factor that asks for more is refused before anything")
+@says("docs/algorithms.md", "in a round that is called with it, the model and the loss are NaN.")
+def test_more_work_than_there_is_room_for():
+    """tests/test_algorithms.py has every way to ask for it."""
+    algorithm = fg.fed_avg(loss, fg.local_training(epochs=lambda t: 1 + t % 3))
+    more, clients = algorithm.starting({"epochs": 4}), a_population(5, 6, 7)
+    with pytest.raises(fg.ArgumentError, match="'epochs' asks for 4, but .* at most 3"):
+        train(clients, more)
+    args = algorithm.init(PARAMS), more.hyper, clients.everyone, jax.random.key(0)
+    state, metrics = algorithm.round(*args)
+    assert np.isnan(state.params["w"]).all() and np.isnan(metrics.loss)
 
 
 @says("docs/experiments.md", "- **Fewer than eight seeds** can never give that, so with them it is")

@@ -42,9 +42,10 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
     """The algorithm, with the average of its models for a model: `state.params` is the average,
     `state.last` what training goes on with, and so are `params` and `last` of `fg.fit`'s result.
 
-    The model after round t counts t^`power`: a weighted mean of about the last `1 / (power + 1)` of
-    all rounds, however many these will be (polynomial averaging; Shamir and Zhang 2013). A power of
-    0 is the mean of all. Averaging is the server's: nothing more is sent.
+    The model after round t counts t (t + 1) ... (t + `power` - 1), which grows like t^`power` (of a
+    power that is no whole number, Γ(t + power) / Γ(t)): a weighted mean of about the last
+    `1 / (power + 1)` of all rounds, however many these will be (polynomial averaging; Shamir and
+    Zhang 2013). A power of 0 is the mean of all. Averaging is the server's: nothing more is sent.
     """
     if not isinstance(algorithm, Algorithm):
         raise ArgumentError.here(

@@ -24,9 +24,10 @@ class Horizon:
 
     `rounds`: about how many; 1 is the last one alone. Every round takes the sensitivity of the
     whole state along, times `discount` = 1 - 1/rounds, so infinitely many is the derivative through
-    all rounds so far: exact, unless one of them is at a corner (see docs/self-tuning.md). `through`: "all" of a round, clients too, which sends them one more
-    model down and up for each number that is learned; or only the "server", as if what clients
-    answer did not depend on the model: it sends nothing more.
+    all rounds so far: exact, unless one of them is at a corner (see docs/self-tuning.md).
+    `through`: "all" of a round, clients too, which sends them one more model down and up for each
+    number that is learned; or only the "server", as if what clients answer did not depend on the
+    model: it sends nothing more.
     """
 
     rounds: float = math.inf
