@@ -1030,11 +1030,11 @@ MISTAKES = {
             r"'epochs' asks for 10, but .* at most 2. Give the longer one",
         )
         for name, make in {
-            "by a factor": lambda: dataclasses.replace(
-                BOUNDED, hyper=fg.hyper.scalable(BOUNDED.hyper, "epochs")
-            )
-            .starting({"epochs.factor": 5.0})
-            .init(as_params(START)),
+            "by a factor": lambda: (
+                dataclasses.replace(BOUNDED, hyper=fg.hyper.scalable(BOUNDED.hyper, "epochs"))
+                .starting({"epochs.factor": 5.0})
+                .init(as_params(START))
+            ),
             "side by side": lambda: fg.side_by_side(
                 BOUNDED, fg.hyper.replace(BOUNDED.hyper, {"epochs": jnp.array([1.0, 10.0])})
             ).init(as_params(START)),

@@ -237,4 +237,3 @@ def test_more_than_the_most_is_not_less(name):
     for amount, expected in ((3, 3.0), (4, np.nan)):
         found = program(jnp.int32(amount), NUMBERED.everyone)
         np.testing.assert_equal(float(found), expected * len(NUMBERED))
-

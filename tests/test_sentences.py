@@ -437,19 +437,21 @@ def test_how_much_a_model_counts_in_the_average(power):
 
     start = {"n": jnp.zeros(1), "w": jnp.zeros(rounds)}
     own = fg.Algorithm(lambda params, hyper: State(params), round, {}, loss)
-    result = fg.fit(
-        fg.averaged(own, power), clients, params=start, rounds=rounds, progress=False
-    )
+    result = fg.fit(fg.averaged(own, power), clients, params=start, rounds=rounds, progress=False)
     weights = [math.gamma(t + power) / math.gamma(t) for t in range(1, rounds + 1)]
     if power == 7:
         assert weights == [math.prod(range(t, t + 7)) for t in range(1, rounds + 1)]
     expected = np.array(weights) / np.sum(weights)
     np.testing.assert_allclose(result.params["w"], expected, rtol=1e-12)
-    assert power <= 1 or abs(expected[-1] / (6**power / sum(t**power for t in range(1, 7))) - 1) > 0.01
+    assert (
+        power <= 1 or abs(expected[-1] / (6**power / sum(t**power for t in range(1, 7))) - 1) > 0.01
+    )
 
 
 @says("docs/self-tuning.md", "discount 1 and is exact, for hyperparameters that stay as they are:")
-@says("docs/self-tuning.md", "At a corner, where a round has one derivative to each side, it is that")
+@says(
+    "docs/self-tuning.md", "At a corner, where a round has one derivative to each side, it is that"
+)
 @says("fg.Horizon", "exact, unless one of them is at a corner")
 @pytest.mark.parametrize("rate, exact", [(0.9, True), (1.0, False), (1.1, True)])
 def test_an_infinite_horizon_is_exact(rate, exact):
@@ -480,7 +482,7 @@ def test_more_work_than_there_is_room_for():
     """tests/test_algorithms.py has every way to ask for it."""
     algorithm = fg.fed_avg(loss, fg.local_training(epochs=lambda t: 1 + t % 3))
     more, clients = algorithm.starting({"epochs": 4}), a_population(5, 6, 7)
-    with pytest.raises(fg.ArgumentError, match="'epochs' asks for 4, but .* at most 3"):
+    with pytest.raises(fg.ArgumentError, match=r"'epochs' asks for 4, but .* at most 3"):
         train(clients, more)
     args = algorithm.init(PARAMS), more.hyper, clients.everyone, jax.random.key(0)
     state, metrics = algorithm.round(*args)

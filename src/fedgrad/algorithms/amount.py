@@ -29,7 +29,9 @@ def most(name: str, amount: Any) -> int:
     values = found.values(LOOKED_AT) if isinstance(found, Schedule) else found
     largest = np.max(np.multiply.outer(np.asarray(factor), np.asarray(values)))
     if not np.isfinite(largest):
-        raise ArgumentError.here(f"{name!r} asks for {largest}. Give a finite number for each round.")
+        raise ArgumentError.here(
+            f"{name!r} asks for {largest}. Give a finite number for each round."
+        )
     return max(1, int(np.round(largest)))
 
 

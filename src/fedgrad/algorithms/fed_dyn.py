@@ -52,9 +52,9 @@ def fed_dyn(
     θ_k minimises F_k(θ) - <g_k, θ> + α/2 |θ - θ_server|²;   g_k -= α (θ_k - θ_server)
     h -= α/m Σ (θ_k - θ_server);                             θ_server = mean(θ_k) - h / α
 
-    Clients come near θ_k by local training. Each keeps one model. It is sent α, and sends one number
-    more than in FedAvg, the number of all clients; with another `weighting` a model and two numbers
-    more. Where α is 0, it is FedAvg.
+    Clients come near θ_k by local training. Each keeps one model. It is sent α, and sends one
+    number more than in FedAvg, the number of all clients; with another `weighting` a model and two
+    numbers more. Where α is 0, it is FedAvg.
     """
 
     def dynamic(params: Params, start: Params, hyper: Hyper) -> Any:

@@ -1,6 +1,6 @@
 """Many trials of one algorithm at once, on the same clients: vectorised over hyperparameters."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +34,7 @@ def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
         hyper = _stacked(hyper, ranks, n)
         # Vectorized, an algorithm sees no numbers that it could refuse.
         for extreme in (jnp.min, jnp.max):
-            ends = jax.tree.map(lambda leaf: extreme(leaf, 0) if jnp.ndim(leaf) else leaf, hyper)
-            algorithm.init(params, ends)
+            algorithm.init(params, _end(hyper, extreme))
         one = jax.vmap(lambda h: algorithm.init(params, h), in_axes=(_axes(hyper),), axis_size=n)
         return one(hyper)
 
@@ -55,6 +54,11 @@ def side_by_side(algorithm: Algorithm, hyper: Hyper | None = None) -> Algorithm:
     if ranks:
         stacked = _stacked(stacked, ranks, _trials(stacked, ranks))
     return replace(algorithm, init=init, round=together, hyper=stacked)
+
+
+def _end(hyper: Hyper, extreme: Callable[..., jax.Array]) -> Hyper:
+    """The hyperparameters of one trial: the least of all trials, or the largest."""
+    return jax.tree.map(lambda leaf: extreme(leaf, 0) if jnp.ndim(leaf) else leaf, hyper)
 
 
 def _axes(hyper: Hyper) -> Any:

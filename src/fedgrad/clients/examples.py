@@ -124,8 +124,9 @@ class Examples:
         A client with 53 examples and batches of 10 does 6 steps, the last with a mask of 3. With
         `steps`, every client does so many, beginning again where its batches end (shuffled once).
         Where epochs or steps are computed, `most` says how many they can be: of more, which are not
-        done, all floats of the result are NaN. A step with a fourth argument, `index`, is told where in the client's own data its examples are; for those that
-        do not exist, past the end of any array, where `array.at[index].set(...)` sets nothing.
+        done, all floats of the result are NaN. A step with a fourth argument, `index`, is told
+        where in the client's own data its examples are; for those that do not exist, past the end
+        of any array, where `array.at[index].set(...)` sets nothing.
 
         The loop can be differentiated in every mode; where nothing is pulled back through it, the
         executor ends it after this client's last batch instead of the largest client's.
