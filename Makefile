@@ -8,12 +8,13 @@ EXTRAS ?= dev
 WITH ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-torch lint size bench notebooks docs docs-serve build clean clean-all
+.PHONY: help demo test test-all test-torch lint size bench notebooks docs docs-serve build clean clean-all
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       the paper's learned client weighting, with a report; about two minutes"
-	@echo "make test       run the tests             (ARGS='-k ragged' for some of them; PYTHON=python3.13)"
+	@echo "make test       run the quick suite       (ARGS='-k ragged' for some of it; PYTHON=python3.13)"
+	@echo "make test-all   run all tests, as CI does (but those that need PyTorch)"
 	@echo "make test-torch run the tests that need PyTorch, in an environment of their own, .venv-torch"
 	@echo "make lint       check style, format and types"
 	@echo "make size       count code lines per room, longest files and functions (ARGS='--since HEAD~5')"
@@ -29,16 +30,19 @@ demo: $(READY)
 	@$(VENV)/bin/fedgrad reproduce client-weighting --out out/demo
 
 test: $(READY)
+	@$(PY) -m pytest -m "not full" $(ARGS)
+
+test-all: $(READY)
 	@$(PY) -m pytest $(ARGS)
 
 # The version that the tests were written with. From PyTorch's own index for CPUs, which pip may be
 # told of by PIP_EXTRA_INDEX_URL, it is 200 MB instead of gigabytes.
 TORCH ?= torch==2.13.0
 test-torch:
-	@$(MAKE) --no-print-directory test VENV=.venv-torch EXTRAS=dev,torch WITH="$(TORCH)" \
-	    ARGS="tests/test_from_torch.py tests/test_flower_torch.py \
-	        'tests/test_docs.py::test_page[coming-from-pytorch]' \
-	        'tests/test_docs.py::test_page[coming-from-flower]' $(ARGS)"
+	@$(MAKE) --no-print-directory test-all VENV=.venv-torch EXTRAS=dev,torch WITH="$(TORCH)" \
+	    ARGS="tests/pytorch/test_from_torch.py tests/federation/test_flower_torch.py \
+	        'tests/house/test_docs.py::test_page[coming-from-pytorch]' \
+	        'tests/house/test_docs.py::test_page[coming-from-flower]' $(ARGS)"
 
 lint: $(READY)
 	@echo "ruff check" && $(PY) -m ruff check
@@ -52,7 +56,7 @@ bench: $(READY)
 	@$(PY) -m benchmarks $(ARGS)
 
 notebooks: $(READY)
-	@$(PY) tests/test_notebooks.py
+	@$(PY) tests/house/test_notebooks.py
 
 # The site needs neither JAX nor fedgrad: it reads the source. So it has an environment of its own.
 DOCS := .venv-docs
@@ -92,7 +96,7 @@ endif
 
 # Some systems ship python3 without ensurepip, and then a venv cannot make its own pip: it gets one
 # from the pip outside. The stamp is written last, so that a broken install is tried again.
-$(READY): pyproject.toml
+$(READY): pyproject.toml experiments/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "fedgrad needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
 	         "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
@@ -102,5 +106,6 @@ $(READY): pyproject.toml
 	    $(PYTHON) -m venv --clear --without-pip $(VENV); }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m pip --python $(PY) install --quiet pip
 	@echo "[2/2] Installing fedgrad, JAX and the development tools into $(VENV) (a minute or two)"
-	@$(PY) -m pip install --quiet --editable '.[$(EXTRAS)]' $(WITH)
+	@$(PY) -m pip install --quiet --editable '.[$(EXTRAS)]' \
+	    --editable ./experiments $(WITH)
 	@touch $@

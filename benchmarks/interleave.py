@@ -147,7 +147,7 @@ def run(
                     live.pop(name).close()
                     answers.pop(name)
             names = list(live)
-            turn = i % len(names) if names else 0  # nobody always follows the same neighbour
+            turn = i % len(names) if names else 0  # nobody always follows the same neighbor
             for name in names[turn:] + names[:turn]:
                 time.sleep(GAP_SECONDS)
                 try:

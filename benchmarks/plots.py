@@ -8,7 +8,7 @@ import fedgrad as fg
 
 Curves = dict[str, tuple[list[float], list[float]]]  # name: (x, y)
 Panel = tuple[str, str, Curves]  # what is on the axes, and the curves
-COLOURS = ("p0", "p1", "p2", "p3", "p4", "quiet", "line")
+COLORS = ("p0", "p1", "p2", "p3", "p4", "quiet", "line")
 
 
 def lines(path: Path, panels: list[Panel]) -> None:
@@ -16,8 +16,8 @@ def lines(path: Path, panels: list[Panel]) -> None:
     charts = []
     for x_label, y_label, curves in panels:
         drawn = [
-            fg.charts.Curve(name, x, y, colour, "dashed" if name.startswith("jax") else "line")
-            for colour, (name, (x, y)) in zip(COLOURS, curves.items(), strict=False)
+            fg.charts.Curve(name, x, y, color, "dashed" if name.startswith("jax") else "line")
+            for color, (name, (x, y)) in zip(COLORS, curves.items(), strict=False)
         ]
         across, up = (
             fg.charts.axis((v for both in curves.values() for v in both[i]), logarithmic=True)

@@ -35,7 +35,7 @@ class Times:
         return Times(wall, [a - b for a, b in zip(self.cpu, other.cpu, strict=True)])
 
     def ratio(self, other: Times) -> dict[str, float]:
-        """The median over repetitions of this / other: neighbours in time share their noise."""
+        """The median over repetitions of this / other: neighbors in time share their noise."""
         return {"wall": _paired(self.wall, other.wall), "cpu": _paired(self.cpu, other.cpu)}
 
 

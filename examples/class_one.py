@@ -42,7 +42,7 @@ def arguments() -> tuple[jax.Array, jax.Array]:
     return jax.random.normal(x, (D,)), jax.random.normal(z, (CLIENTS, P, M))
 
 
-def centralised(x: jax.Array, z: jax.Array) -> jax.Array:
+def centralized(x: jax.Array, z: jax.Array) -> jax.Array:
     """The same in plain JAX, with all data in one place."""
     return f3(jnp.sum(jax.vmap(f2, in_axes=(None, 0))(f1(x), z), axis=0))
 
@@ -54,13 +54,13 @@ def main() -> None:
     plan.draw("out/class_one.svg")
     print(plan, "\n")
 
-    expected = jax.grad(centralised)(*args)
+    expected = jax.grad(centralized)(*args)
     for mode in ("forward", "reverse", "mixed"):
         gradient = fg.grad(loss, mode=mode)
         plan = fg.plan(gradient, *args)
         plan.draw(f"out/class_one_{mode}.svg")
         error = jnp.max(jnp.abs(gradient(*args) - expected))
-        print(f"{mode}: {plan.rules[0]}, error against centralised JAX {error:.0e}")
+        print(f"{mode}: {plan.rules[0]}, error against centralized JAX {error:.0e}")
         for t in plan.traffic:
             print(f"  round {t.round}: each client receives {t.down} floats and sends {t.up}")
         print(f"  asked again: {', '.join(plan.readdressed) or 'nobody'}")

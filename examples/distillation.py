@@ -65,8 +65,8 @@ def plot(path: str, sizes: list[int]) -> None:
     for up in (1, 20):
         prices = bills(sizes, fg.CostModel(down=1 / 4, up=up / 4))  # per float, not per byte
         curves = [
-            fg.charts.Curve(name, sizes, prices[mode], colour, look)
-            for mode, (name, colour, look) in LOOKS.items()
+            fg.charts.Curve(name, sizes, prices[mode], color, look)
+            for mode, (name, color, look) in LOOKS.items()
         ]
         title = f"a float up costs {'as much as' if up == 1 else f'{up} times'} one down"
         x_axis = fg.charts.axis(sizes, logarithmic=True)

@@ -31,7 +31,7 @@ def meta_loss(w: Any, support: Any, query: Any) -> jax.Array:
 
 @fg.program(support=fg.CLIENTS, query=fg.CLIENTS)
 def plain_loss(w: Any, support: Any, query: Any) -> jax.Array:
-    """What FedSGD minimises: the loss of one model for all."""
+    """What FedSGD minimizes: the loss of one model for all."""
     return fg.mean(local_loss(fg.broadcast(w), query))
 
 
@@ -56,7 +56,7 @@ def arguments() -> tuple[Any, Any, Any]:
     return w, support, query
 
 
-def centralised(w: Any, support: Any, query: Any) -> jax.Array:
+def centralized(w: Any, support: Any, query: Any) -> jax.Array:
     """The same in plain JAX, with all data in one place."""
     losses = jax.vmap(lambda s, q: local_loss(adapt(w, s), q))(support, query)
     return jnp.mean(losses)
@@ -66,9 +66,9 @@ def main(rounds: int = 400) -> None:
     w, support, query = arguments()
     exact = fg.grad(meta_loss)
     print(fg.plan(exact, w, support, query), "\n")
-    expected = jax.grad(centralised)(w, support, query)
+    expected = jax.grad(centralized)(w, support, query)
     errors = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), exact(w, support, query), expected)
-    print(f"error against centralised JAX: {max(jax.tree.leaves(errors)):.0e}\n")
+    print(f"error against centralized JAX: {max(jax.tree.leaves(errors)):.0e}\n")
 
     print("loss after one local step, having trained for   rounds 0    " + f"{rounds}")
     for name, gradient in {"the loss itself": fg.grad(plain_loss), "the meta-loss": exact}.items():

@@ -26,11 +26,11 @@ def newton(w: jax.Array, z: jax.Array, depth: int) -> jax.Array:
 
 @fg.program(z=fg.CLIENTS)
 def loss(w: jax.Array, z: jax.Array) -> jax.Array:
-    centre = newton(w, z, DEPTH)
-    spread = fg.mean(jnp.abs(fg.broadcast(centre) - z))
+    center = newton(w, z, DEPTH)
+    spread = fg.mean(jnp.abs(fg.broadcast(center) - z))
 
     def squares() -> jax.Array:
-        return fg.mean((fg.broadcast(centre) - z) ** 2)
+        return fg.mean((fg.broadcast(center) - z) ** 2)
 
     # The server decides which of the two happens: only one of them communicates.
     return jax.lax.cond(spread > 1.0, lambda: spread, squares)
@@ -43,7 +43,7 @@ def arguments() -> tuple[jax.Array, jax.Array]:
     return jnp.float32(1.5), jnp.array([-0.4, 0.1, 0.2, 0.7, 1.3])
 
 
-def centralised(w: jax.Array, z: jax.Array) -> jax.Array:
+def centralized(w: jax.Array, z: jax.Array) -> jax.Array:
     for _ in range(DEPTH):
         t = jnp.tanh(w - z)
         w = w - 0.5 * jnp.mean(t) / jnp.mean(1 - t**2)
@@ -65,8 +65,8 @@ def until_settled(w: jax.Array, z: jax.Array) -> jax.Array:
 def main() -> None:
     w, z = arguments()
     print(fg.plan(loss, w, z), "\n")
-    expected = jax.grad(centralised)(w, z)
-    print(f"loss {loss(w, z):.6f}; by centralised JAX {centralised(w, z):.6f}")
+    expected = jax.grad(centralized)(w, z)
+    print(f"loss {loss(w, z):.6f}; by centralized JAX {centralized(w, z):.6f}")
     for mode in ("forward", "reverse", "mixed", "auto"):
         gradient = fg.grad(loss, mode=mode)
         error = abs(gradient(w, z) - expected)

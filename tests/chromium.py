@@ -86,7 +86,7 @@ class Page:
         x, y = box[0] + across * box[2], box[1] + 0.5 * box[3]
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def colour(self, x, y):
+    def color(self, x, y):
         """Of what is seen at a place, as three numbers up to 255."""
         clip = {"x": x, "y": y, "width": 1, "height": 1, "scale": 1}
         shot = base64.b64decode(self.call("Page.captureScreenshot", clip=clip)["data"])

@@ -9,9 +9,9 @@ import numpy as np
 
 from fedgrad.federation.flower.connection import secured
 from fedgrad.federation.flower.fleet import Fleet
-from fedgrad.federation.protocol.data import Context
 from fedgrad.federation.protocol.envelope import Envelope
 from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.node_data import Context
 from fedgrad.federation.protocol.policy import Policy
 
 FOREVER = 4  # the client whose work does not end

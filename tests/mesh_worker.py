@@ -25,12 +25,16 @@ if not ALONE:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(ADDRESS, PROCESSES, NUMBER, coordinator_bind_address=ADDRESS)
 
+import where  # noqa: E402
+
+sys.path += where.ROOMS
 import conftest  # noqa: E402
+from test_derivatives import IMPOSSIBLE, MODES, derived, scalar  # noqa: E402
+from test_ragged import W, expected, make_clients, training  # noqa: E402
+
 import fedgrad as fg  # noqa: E402
 from fedgrad.core.graph import exchanges  # noqa: E402
 from programs import TABLE, assert_same  # noqa: E402
-from test_derivatives import IMPOSSIBLE, MODES, derived, scalar  # noqa: E402
-from test_ragged import W, expected, make_clients, training  # noqa: E402
 
 MESH = fg.executors.mesh()
 EVERYWHERE, SPLIT = (
@@ -305,6 +309,14 @@ def sampling_does_not_depend_on_where_the_examples_are():
 
 
 @check
+def the_digest_does_not_depend_on_where_the_examples_are():
+    known = own_population().digest
+    assert known == fg.population(CLIENTS).digest, known
+    other = [*CLIENTS[:-1], {**CLIENTS[-1], "y": CLIENTS[-1]["y"] + 1}]  # of one process
+    assert own_population(other).digest not in (known, None)
+
+
+@check
 def examples_stay_on_their_device():
     own = own_population()
     for leaf in jax.tree.leaves(own.everyone.store):
@@ -407,14 +419,14 @@ def jax_from_outside():
     for case in cases("custom_vjp_inside stateful"):
         args = case.args(9)
         found = jax.grad(case.program.on(MESH), (0, 1))(*args)
-        assert_same(jax.device_get(found), jax.grad(case.centralised, (0, 1))(*args))
+        assert_same(jax.device_get(found), jax.grad(case.centralized, (0, 1))(*args))
     program = case.program.on(MESH)
     x, z = case.args(9)
     many = jnp.stack([x, x + 1])
-    wanted = jnp.stack([case.centralised(row, z) for row in many])
+    wanted = jnp.stack([case.centralized(row, z) for row in many])
     assert_same(jax.device_get(jax.vmap(program, (0, None))(many, z)), wanted)
     found = jax.jit(lambda x: program(x * 2, z) + case.program(x, z))(x)
-    assert_same(jax.device_get(found), case.centralised(x * 2, z) + case.centralised(x, z))
+    assert_same(jax.device_get(found), case.centralized(x * 2, z) + case.centralized(x, z))
 
 
 @check(together=False)
@@ -515,7 +527,7 @@ def local_deals_over_its_devices():
         for n, case in zip((1, 5, 9), some, strict=True):
             args = case.args(n)
             found = jax.device_get(case.program.on(executor)(*args))
-            assert_same(found, jax.device_get(case.centralised(*args)))
+            assert_same(found, jax.device_get(case.centralized(*args)))
         found = train.on(executor)(W, fg.population(CLIENTS).select(CHOSEN[2]))
         assert_same(jax.device_get(found), expected([CLIENTS[i] for i in CHOSEN[2]], 10))
         # Placements of different sizes, and results that go on to a program with more clients.
@@ -525,8 +537,8 @@ def local_deals_over_its_devices():
 
 
 @check(together=False)
-def one_all_reduce_a_message_in_optimised_programs():
-    with fully_optimised():
+def one_all_reduce_a_message_in_optimized_programs():
+    with fully_optimized():
         for case in cases("pytrees_and_aux fedavgm"):
             for mode in ("forward", "reverse", "mixed"):
                 args = case.args(16)
@@ -536,7 +548,7 @@ def one_all_reduce_a_message_in_optimised_programs():
 
 
 @contextlib.contextmanager
-def fully_optimised():
+def fully_optimized():
     jax.config.update("jax_disable_most_optimizations", False)
     try:
         yield

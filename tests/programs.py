@@ -11,7 +11,7 @@ import numpy as np
 
 import fedgrad as fg
 from fedgrad.core.arguments import read_arguments
-from fedgrad.plan.plan import ready_plan
+from fedgrad.planning.plan import ready_plan
 
 TRAIN, EVAL = fg.Placement("train"), fg.Placement("eval")
 
@@ -28,7 +28,7 @@ class Case:
     name: str
     program: fg.Program
     args: Callable[[int], tuple[Any, ...]]  # float64 arguments for n clients
-    centralised: Callable[..., Any]  # the same result in plain JAX, from the same arguments
+    centralized: Callable[..., Any]  # the same result in plain JAX, from the same arguments
     rounds: int
     server_argnums: tuple[int, ...] = (0,)  # the server's differentiable arguments
     scalar: bool = True  # the result is one scalar at the server
@@ -43,13 +43,13 @@ TABLE: list[Case] = []
 
 
 def case(
-    args: Callable[[int], tuple[Any, ...]], centralised: Callable[..., Any], **facts: Any
+    args: Callable[[int], tuple[Any, ...]], centralized: Callable[..., Any], **facts: Any
 ) -> Callable[[fg.Program], fg.Program]:
     """Put a program into the table."""
 
     def add(program: fg.Program) -> fg.Program:
         # Over all clients at once, plain formulas broadcast; programs have nothing to broadcast.
-        formula = jax.numpy_rank_promotion("allow")(centralised)
+        formula = jax.numpy_rank_promotion("allow")(centralized)
         TABLE.append(Case(program.name, program, args, formula, **facts))
         return program
 
@@ -178,12 +178,12 @@ def client_outputs(x, z):
 
 
 def _rounds(k):
-    def centralised(x, z):
+    def centralized(x, z):
         for i in range(k):
             x = jnp.sin(x) + jnp.cos((i + 1) * x * z).mean(0) ** 2
         return jnp.sum(x**3)
 
-    return centralised
+    return centralized
 
 
 def _round(i, x, z):
@@ -213,8 +213,8 @@ def _stateful(x, z):
 @fg.program(z=fg.CLIENTS)
 def stateful(x, z):
     s = jnp.tanh(fg.broadcast(x) * z)  # each client keeps its s for the second round
-    centre = jnp.sin(fg.mean(s))
-    return fg.sum(jnp.sum((s - fg.broadcast(centre)) ** 2))
+    center = jnp.sin(fg.mean(s))
+    return fg.sum(jnp.sum((s - fg.broadcast(center)) ** 2))
 
 
 def _state_in_and_out(x, z, state):
@@ -827,6 +827,147 @@ def large_counts(n: int) -> jax.Array:
 @fg.program(z=fg.CLIENTS, count=fg.CLIENTS)
 def large_integer_weights(x, z, count):
     return fg.mean(jnp.sum((fg.broadcast(x) - z) ** 2), weights=count)
+
+
+# --- a cond that is decided before its scan: JAX would take it apart ------------------------------
+
+
+def decided_before(n: int) -> tuple[jax.Array, ...]:
+    """(x, s, z): each program takes one branch by s, and the other one by -s."""
+    return normal(0, 3), jnp.float64(1.3), normal(1, n, 3)
+
+
+def both_branches(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A number of what `run(x, s, z)` gives if the first branch is taken, and if the second."""
+
+    def both(x, s, z):
+        return sum(jnp.sum(run(x, sign * s, z) ** 2) for sign in (1.0, -1.0))
+
+    both.__name__ = run.__name__
+    return both
+
+
+def twice(step: Callable[..., Any], start: Any) -> Any:
+    return jax.lax.scan(lambda carry, _: (step(carry), None), start, None, length=2)[0]
+
+
+def _hands_on(x, s, z):
+    for _ in range(2):
+        x = jnp.where(s > 0, (jnp.tanh(x) * z).mean(0), x)
+    return x
+
+
+@case(decided_before, both_branches(_hands_on), rounds=4, decided=True)
+@fg.program(z=fg.CLIENTS)
+@both_branches
+def cond_hands_on_the_carry(x, s, z):
+    def step(c):
+        return jax.lax.cond(s > 0, lambda c: fg.mean(jnp.tanh(fg.broadcast(c)) * z), lambda c: c, c)
+
+    return twice(step, x)
+
+
+def _reads_captured(x, s, z):
+    c = x
+    for _ in range(2):
+        c = jnp.where(s > 0, (jnp.tanh(c) * z * x).mean(0), x * s)
+    return c
+
+
+@case(decided_before, both_branches(_reads_captured), rounds=4, decided=True, server_argnums=(0, 1))
+@fg.program(z=fg.CLIENTS)
+@both_branches
+def cond_reads_what_is_captured(x, s, z):
+    def step(c):
+        return jax.lax.cond(
+            s > 0,
+            lambda c: fg.mean(jnp.tanh(fg.broadcast(c)) * z * fg.broadcast(x)),
+            lambda c: x * s,
+            c,
+        )
+
+    return twice(step, x)
+
+
+def _keeps_constants(x, s, z):
+    fixed = jnp.cos(jnp.arange(3.0))
+    w, v = z * x, z * x
+    for _ in range(2):
+        moved = w * jnp.sin(fixed) * jnp.cos(jnp.arange(3.0)) * x
+        x = jnp.where(s > 0, jnp.tanh(moved).mean(0) + jnp.floor(v).sum(0), x * s)
+        w = jnp.where(s > 0, moved, w * fixed)
+    return x + (jnp.sin(w) * x + v).mean(0)
+
+
+@case(decided_before, both_branches(_keeps_constants), rounds=6, decided=True, carries=True)
+@fg.program(z=fg.CLIENTS)
+@both_branches
+def cond_keeps_constants_of_clients(x, s, z):
+    """Clients use constants on the way back; `v` has a cotangent, but no branch adds to it."""
+    fixed = jnp.cos(jnp.arange(3.0))
+
+    def up(x, w, v):
+        w = w * jnp.sin(fixed) * jnp.cos(jnp.arange(3.0)) * fg.broadcast(x)
+        return fg.mean(jnp.tanh(w)) + fg.sum(jnp.floor(v)), w
+
+    def step(carry):
+        x, w, v = carry
+        return *jax.lax.cond(s > 0, up, lambda x, w, v: (x * s, w * fixed), x, w, v), v
+
+    start = z * fg.broadcast(x)
+    x, w, v = twice(step, (x, start, start))
+    return x + fg.mean(jnp.sin(w) * fg.broadcast(x) + v)
+
+
+def _cond_nested(x, s, z):
+    c = x
+    for i in range(2):
+        inside = c
+        for _ in range(2):
+            inside = (jnp.tanh(inside * x) * z).mean(0) if i else x * s
+        c = jnp.where(s > 0, inside, (c * z).mean(0) if i else x * s) * x
+    return c
+
+
+@case(decided_before, both_branches(_cond_nested), rounds=8, decided=True)
+@fg.program(z=fg.CLIENTS)
+@both_branches
+def cond_in_scan_in_switch_in_scan(x, s, z):
+    def outer(c, i):
+        def inner(c):
+            ways = lambda c: fg.mean(jnp.tanh(fg.broadcast(c * x)) * z), lambda c: x * s
+            return jax.lax.cond(s < 2, lambda c: jax.lax.cond(i > 0, *ways, c), lambda c: c, c)
+
+        ways = [
+            lambda c: twice(inner, c),
+            lambda c: x * s,
+            lambda c: fg.mean(fg.broadcast(c) * z),
+        ]
+        return jax.lax.switch(jnp.where(s > 0, 0, i + 1), ways, c) * x, None
+
+    return jax.lax.scan(outer, x, jnp.arange(2))[0]
+
+
+def _while_in_cond(x, s, z):
+    for _ in range(2):
+        y = x
+        for _ in range(2):
+            y = y + 0.5 * jnp.cos(y * z).mean(0)
+        x = jnp.where(s > 0, y, x * s)
+    return x
+
+
+@case(decided_before, both_branches(_while_in_cond), rounds=4, decided=True, reverse=False)
+@fg.program(z=fg.CLIENTS)
+@both_branches
+def while_in_cond_in_scan(x, s, z):
+    def step(state):
+        return state[0] + 1, state[1] + 0.5 * fg.mean(jnp.cos(fg.broadcast(state[1]) * z))
+
+    def up(x):
+        return jax.lax.while_loop(lambda state: state[0] < 2, step, (0, x))[1]
+
+    return twice(lambda x: jax.lax.cond(s > 0, up, lambda x: x * s, x), x)
 
 
 # --- comparing ----------------------------------------------------------------------------------

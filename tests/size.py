@@ -1,5 +1,5 @@
 """Count the code: `make size` prints lines per room, the longest files and functions, and what
-changed since another commit. tests/test_house.py holds the budgets below.
+changed since another commit. tests/house/test_house.py holds the budgets below.
 
 A code line is a line that is not blank, a comment or part of a docstring.
 """
@@ -18,22 +18,22 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 70  # lines of a file, code lines of a fun
 # Code lines that each room may have. Raise a row in the commit that needs it, and say there why;
 # lower it when a room shrinks. "." is what stands beside the rooms.
 BUDGETS: dict[str, int] = {
-    ".": 206,
-    "ad": 1221,
-    "aggregate": 127,
-    "algorithms": 3346,
-    "cli": 976,
-    "clients": 1124,
-    "core": 1977,
-    "executors": 1110,
-    "experiments": 2897,
-    "federation": 4586,
-    "plan": 610,
-    "pytorch": 1742,
-    "report": 1492,
-    "show": 1440,
-    "tasks": 1981,
-    "training": 2861,
+    ".": 207,
+    "ad": 1303,
+    "aggregate": 129,
+    "algorithms": 1913,
+    "cli": 912,
+    "clients": 1277,
+    "core": 2029,
+    "execution": 1115,
+    "federation": 4600,
+    "planning": 615,
+    "pytorch": 2214,
+    "reports": 1433,
+    "show": 1444,
+    "tasks": 1990,
+    "training": 3044,
+    "tuning": 1669,
 }
 
 SKIPPED = {

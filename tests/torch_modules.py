@@ -351,11 +351,11 @@ class Straight(torch.autograd.Function):
 
 
 class Whole(nn.Module):
-    """Multiplies by a number that is no float32."""
+    """Multiplies by a number that is no float32, or another."""
 
-    def __init__(self):
+    def __init__(self, many=2**24 + 1):
         super().__init__()
-        self.register_buffer("many", torch.tensor([2**24 + 1]))
+        self.register_buffer("many", torch.tensor([many]))
 
     def forward(self, x):
         return x * self.many
@@ -437,6 +437,13 @@ def filled(x):
         y[:, i] = x[:, 3 - i]
     return y
 
+
+def directions(z):
+    """What a complex number is besides its size; without sizes, at 0 too."""
+    return z.sgn().real + z.angle() * z.conj().imag + torch.view_as_real(z * z)[..., 0]
+
+
+ZEROS = torch.tensor([[[0.0, 0, 1, -1], [0, 0, 2, 0]]] * 3, dtype=torch.float64)
 
 FUNCTIONS = {
     **of(torch, EACH, lambda x: x / 3),
@@ -531,6 +538,41 @@ FUNCTIONS = {
         + x.norm(1, (1, 2)) + x.norm(1.5, (1, 2)) * x.norm(0.0, (1, 2))
         + x.flatten(1).norm(float("inf"), 1) * x.flatten(1).norm(float("-inf"), 1),
         X,
+    ),
+    "complex numbers": (
+        lambda x, y: (torch.complex(x, y) * (2 + 1j)).abs() + directions(torch.complex(x, y))
+        + torch.view_as_complex(torch.stack([x, y], 3)).exp().imag
+        + (torch.complex(x, y) @ torch.complex(y, x).mH).abs().sum(2, keepdim=True)
+        + (torch.ones(6, dtype=torch.complex128) * 1j * x).imag + x.angle() + x.sgn(),
+        (X, Y),
+    ),
+    "complex zeros": (
+        lambda x: torch.complex(x, x.flip(1)).abs() + directions(torch.complex(x, x.flip(1)))
+        + torch.linalg.vector_norm(torch.complex(x, 0 * x), dim=2, keepdim=True)
+        + torch.linalg.vector_norm(torch.complex(0 * x, 0 * x), 3, dim=2, keepdim=True),
+        ZEROS,
+    ),
+    **{
+        f"norm of complex numbers, {order}": (
+            lambda x, y, order=order: torch.linalg.vector_norm(torch.complex(x, y), order, dim=2)
+            + x.sum(2),
+            (X, Y),
+        )
+        for order in (0, 1, 2, 3, float("inf"), float("-inf"))
+    },
+    "sizes of complex numbers": (
+        lambda x, y: F.l1_loss(torch.complex(x, y), torch.complex(y, x))
+        + F.pairwise_distance(torch.complex(x, y), torch.complex(y, x))
+        + F.normalize(torch.complex(x, y), dim=2).imag.sum(2)
+        + torch.vdot(torch.complex(x, y)[0, 0], torch.complex(y, x)[0, 1]).imag
+        + torch.complex(x, y).var(2),
+        (X, Y),
+    ),
+    "small ones are alike": (lambda x, y: F.cosine_similarity(1e-9 * x, y, 2), (X, Y)),
+    "functions of whole numbers": (
+        lambda t, x: x * (t.sigmoid() + t.tanh() + t.sqrt() + t.exp() + t.erf() + t.log1p())
+        + (t * 300000007) % 2.5 + 7 % (t + 1),
+        (TOKENS, numbers(3, 5)),
     ),
     "norm of each": (
         lambda x: F.layer_norm(x, (4, 6)) + F.rms_norm(x, (6,)) + F.instance_norm(x), X
@@ -735,3 +777,106 @@ FUNCTIONS = {
         numbers(3, 6),
     ),
 }  # fmt: skip
+
+
+# --- whole numbers --------------------------------------------------------------------------------
+
+BIG = torch.tensor(
+    [[2**31 - 1, -(2**31), 1 - 2**31, 2**30 + 1], [16777217, -16777219, 7, -7],
+     [123456789, -1, 0, -987654321]]
+)  # fmt: skip
+BY = torch.tensor([[3, -3, 7, -1], [1, 1000003, -16777217, 2], [-2, 2**31 - 1, 5, -5]])
+
+
+def fnv(a):
+    """A hash of all tokens of an example."""
+    h = 0 * a[:, 0] - 3750763034362895579
+    for i in range(a.shape[1]):
+        h = (h ^ a[:, i]) * 1099511628211
+    return h
+
+
+# Functions of two tensors of whole numbers, of which the second has no zero.
+WHOLE = {
+    "divided": lambda a, b: (
+        torch.div(a, b, rounding_mode="trunc"), torch.div(a, b, rounding_mode="floor"), a // b,
+        a // 3, torch.div(a, 3, rounding_mode="trunc"), a % b, a % 7, 7 % b, torch.fmod(a, b),
+        torch.fmod(a, 7), a / b, a / 3, a.float().mean(1), a % 2.5,
+    ),
+    "arithmetic": lambda a, b: (a + b, a + 1, a - b, 1 - a, a * b, a * 31, a**2, a**3, -a, a.abs(),
+                                a.square(), a.sign()),
+    "sums": lambda a, b: (a.sum(1), a.cumsum(1), a.prod(1), a.sum(1, dtype=torch.int32),
+                          (a > b).sum(1), (a > b).cumsum(1), (a > b) * 3),
+    "bits": lambda a, b: (a & b, a | b, a ^ b, ~a, a & 21, a | 1, a ^ 21, a << 3, a >> 3, a << -1,
+                          a << b % 9, a >> b % 70),
+    "chosen": lambda a, b: (a.clamp(3, 100), torch.maximum(a, b), torch.where(a > b, a, 7), a < b,
+                            a.amax(1), a.argmax(1), a.sort(1).values, a.to(torch.int8), a.half()),
+}  # fmt: skip
+
+# More, of which the products have more than 32 bits.
+HASHES = {
+    "products": lambda a, b: (a * b, a * 2654435761, a * b * (a + b), a + 2**40, a**5, (a * b) ** 0,
+                              -(a * b), (a * b).abs(), (a * b).sign()),
+    "fnv": lambda a, b: (fnv(a), fnv(a) % 1000003),
+    "finalizer": lambda a, b: (
+        lambda h: (h ^ (h >> 33)) * -49064778989728563)(a * -4417276706812531889),
+    "shifted": lambda a, b: (*((a * b) << n for n in (0, 1, 31, 32, 33, 63, 64, -1)),
+                             *((a * b) >> n for n in (0, 1, 31, 32, 33, 63, 64, -1)),
+                             (a * b) << b % 70, (a * b) >> b % 70),
+    "bits": lambda a, b: ((a * b) & a, (a * b) | b, a ^ (b * 3), ~(a * b), (a * b) & 0xFFFFFFFF,
+                          (a * b) & 255, a ^ 0x5BD1E9955BD1E995),
+    "divided": lambda a, b: ((a * b) // 7, (a * b) // -7, (a * a) // b, (a * a * 3) // (b * 5),
+                             torch.div(a * b, b * 3, rounding_mode="trunc"), a // -1, a // 2**40,
+                             a / (b * b), (a * b) / 3),
+    "remainders": lambda a, b: ((a * b) % 7, (a * b) % -7, (a * a * 3) % (b * 5), a % 2**40,
+                                torch.fmod(a * b, b * 3), torch.fmod(a * b, 1000003)),
+    "sums": lambda a, b: ((a * b).sum(1, keepdim=True), (a * b).cumsum(1), (a * b).prod(1),
+                          (a * b).sum((0, 1)), (a * b).sum(1, dtype=torch.int32)),
+    "chosen": lambda a, b: (torch.where(a > b, a * b, b), (a * b).masked_fill(a > b, 2**40),
+                            (a * b).clamp(-(2**40), 2**40), (a * b).clamp(-5, 5),
+                            (a * b).clamp_max(3), torch.maximum(a * b, b), torch.minimum(a * b, b)),
+    "compared": lambda a, b: (a * b < b, a * b >= b * b, a * b == b, a * b != a * b, a * b > 2**40,
+                              a < 2**40, a * b > 2.5, a * b <= b.float(), (a * b).any(1),
+                              torch.logical_and(a * b, b)),
+    "floats": lambda a, b: ((a * b).float(), a * b * 1.5, (a * 0 - 5).float(), (a * b).sqrt(),
+                            (a + b).sigmoid(), (1e3 * a.float()).long(), (a.float() / 8).long()),
+    "moved": lambda a, b: ((a * b)[:, 1:3], (a * b)[:, 0], torch.cat([a * b, a], 1), (a * b).mT,
+                           torch.stack([a * b, b]), (a * b)[:, None].expand(-1, 3, -1),
+                           (a * b).gather(1, (b + 1) % 4), (a * b)[:, [0, 2]],
+                           (a * b).split(2, 1)[1], (a * b).flatten(1).repeat(1, 2),
+                           torch.zeros_like(a * b), (a * b).view(a.shape[0], 2, 2)),
+}  # fmt: skip
+
+# Places that are computed, in an example of one column of tokens for each function.
+TABLE = torch.arange(500.0)[:, None]
+AT_PLACES = {
+    "shifted tokens": lambda t: F.embedding(t + 1, TABLE),
+    "two columns as one": lambda t: F.embedding(t[:, 0] * 11 + t[:, 1], TABLE),
+    "hashed tokens": lambda t: F.embedding((t * 2654435761 + 12345) % 499, TABLE),
+    "places of words": lambda t: F.embedding(((t != 0).cumsum(1) - 1).clamp(min=0), TABLE),
+    "last word": lambda t: TABLE[(t != 0).sum(1) - 1],
+    "places": lambda t: F.embedding(torch.arange(5) + 1, TABLE) + t[..., None],
+    "classes": lambda t: F.cross_entropy(
+        F.one_hot((t * 5 + 1) % 11, 11).float()[:, 0], t[:, 1] * 1
+    ),
+}
+
+# --- halves ---------------------------------------------------------------------------------------
+
+HALVES = {
+    "layer_norm": (lambda x: F.layer_norm(x, (50,)), 300),
+    "group_norm": (lambda x: F.group_norm(x[:, None, :], 1), 300),
+    "instance_norm": (lambda x: F.instance_norm(x[:, None, :]), 300),
+    "rms_norm": (lambda x: F.rms_norm(x, (50,)), 300),
+    "rms_norm of small ones": (lambda x: F.rms_norm(x, (50,)), 1e-3),
+    "norms": (lambda x: x.norm(dim=1) + torch.linalg.vector_norm(x, 3, dim=1), 300),
+    "norm, as float32": (lambda x: torch.linalg.vector_norm(x, dim=1, dtype=torch.float32), 300),
+    "normalize": (lambda x: F.normalize(x, dim=1), 300),
+    "cosine_similarity": (lambda x: F.cosine_similarity(x, x.flip(1), 1), 300),
+    "avg_pool1d": (lambda x: F.avg_pool1d(x.abs()[:, None, :], 50), 9000),
+    "sums": (lambda x: x.abs().cumsum(1)[:, -1] + x.abs().mean(1) + x.std(1), 300),
+    "interpolate": (lambda x: F.interpolate(x[:, None, :], size=4097, mode="linear"), 1),
+    "gelu and softplus": (lambda x: F.gelu(x) + F.softplus(x) + F.mish(x) + F.logsigmoid(x), 9),
+    "attention": (lambda x: F.scaled_dot_product_attention(*[x.view(-1, 5, 10)] * 3), 20),
+    "losses": (lambda x: F.mse_loss(x, -x) / 9 + F.huber_loss(x, -x, delta=400.0) / 9, 100),
+}

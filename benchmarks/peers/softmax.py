@@ -37,7 +37,7 @@ def tuned_step(
     """The same step with the gradient by hand, on weights (classes, WIDTH) that hold the bias.
 
     Both products are row-major times row-major with a long inner row, so XLA's own small dot
-    vectorises them; a step takes about two thirds of the time of `step`.
+    vectorizes them; a step takes about two thirds of the time of `step`.
     """
     z = w @ x_t
     e = jnp.exp(z - z.max(0))

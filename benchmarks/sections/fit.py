@@ -18,7 +18,7 @@ from workloads import cohort, first_weights, unflatten
 
 import fedgrad as fg
 from fedgrad.clients import sampling
-from fedgrad.training import course, loop
+from fedgrad.training import cohort_schedule, loop
 from sections.rounds import FEDJAX, PFL, Rounds
 
 SIZE = 50  # clients a round
@@ -77,7 +77,7 @@ def measure(devices: int, rounds: int, repetitions: int) -> dict[str, Any]:
     algorithm = with_fit.make_algorithm("ragged", "fed_avgm")
     everyone = with_fit.make_population("ragged")
     key, params = jax.random.key(0), unflatten("ragged", first_weights("ragged"))
-    draw = course.draws({"cohort": everyone}, {"cohort": SIZE}, key)
+    draw = cohort_schedule.draws({"cohort": everyone}, {"cohort": SIZE}, key)
     drawn = [draw(i) for i in range(1, rounds + 1)]
     sharding = everyone.sharding
     start = jax.device_put((algorithm.init(params), algorithm.hyper), sharding)

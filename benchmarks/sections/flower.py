@@ -68,7 +68,7 @@ def _resident(
     folder: Path, sizes: dict[str, int], rounds: int, times: dict[str, list[float]]
 ) -> list[dict[str, Any]]:
     from fedgrad.federation.flower.connection import secured
-    from fedgrad.federation.flower.control import traffic
+    from fedgrad.federation.flower.control_api import traffic
     from fedgrad.federation.flower.driver import connect
     from fedgrad.federation.operate.local_federation import local_federation
 

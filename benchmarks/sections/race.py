@@ -34,7 +34,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def ragged(repetitions: int) -> dict[str, Any]:
-    """Softmax regression, vectorised over candidates."""
+    """Softmax regression, vectorized over candidates."""
     data = population("ragged")
     clients = fg.population([dict(zip("xy", data.client(c), strict=True)) for c in range(1000)])
     base = fg.fed_avgm(per_example, fg.local_training(LR["ragged"], batch_size=BATCH["ragged"]))
@@ -54,14 +54,14 @@ def emnist(repetitions: int) -> dict[str, Any]:
 def measured(
     base: fg.Algorithm, params: Any, cohorts: list[Any], repetitions: int
 ) -> dict[str, Any]:
-    """Medians, and ratios of neighbours in time."""
+    """Medians, and ratios of neighbors in time."""
     names = [f"rate {i}" for i in range(K)]
     rates = [base.hyper["client"]["learning_rate"] * (1 + 0.1 * i) for i in range(K)]
     candidates = {
         n: base.starting({"client.learning_rate": r}) for n, r in zip(names, rates, strict=True)
     }
     race, key = fg.race(candidates, {1.0: 1}), jax.random.key(0)
-    one = race.between(race.init(params), 2, 2)  # the winner alone, as it is watched
+    one = race.before_round(race.init(params), 2, 2)  # the winner alone, as it is watched
     assert len(one.candidates) == 1
     held_out = fg.HeldOut()
     alone = fg.holding_out(base, held_out)
@@ -94,7 +94,7 @@ def measured(
         cohort = cohorts[now["i"] % len(cohorts)]
         return jax.block_until_ready(base.round(single, plain_hyper, cohort, key))
 
-    start, single = race.between(race.init(params), 0, 2), base.init(params)
+    start, single = race.before_round(race.init(params), 0, 2), base.init(params)
     calls: dict[str, Callable[[], Any]] = {
         "race": together,
         "in turn": in_turn,

@@ -44,7 +44,7 @@ def navigation(index: str) -> dict[str, list[tuple[str, str]]]:
 
 def with_pages_that_exist(index: str) -> str:
     """The index without what it lists of a checkout in which it is still being written. (That links
-    of the documentation lead somewhere is for tests/test_docs.py to say.)"""
+    of the documentation lead somewhere is for tests/house/test_docs.py to say.)"""
 
     def exists(line: str) -> bool:
         item = re.match(r"\d+\. \[.+?\]\((.+?)\)", line)

@@ -1,6 +1,5 @@
 """Federated automatic differentiation on JAX."""
 
-import sys as _sys
 from typing import Any as _Any
 
 from fedgrad import aggregate, executors, federation, tasks
@@ -10,23 +9,15 @@ from fedgrad.ad.planner import CostModel
 from fedgrad.ad.transforms import grad, hessian, jacobian, value_and_grad
 from fedgrad.algorithms import hyper
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.averaged import averaged
-from fedgrad.algorithms.fed_auto import fed_auto
 from fedgrad.algorithms.fed_dyn import fed_dyn
 from fedgrad.algorithms.fed_nova import fed_nova
 from fedgrad.algorithms.fed_opt import fed_opt
-from fedgrad.algorithms.gradient_cohort import GradientCohort
-from fedgrad.algorithms.holding_out import holding_out
-from fedgrad.algorithms.horizon import Horizon
 from fedgrad.algorithms.local_training import LocalTraining, local_training
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.algorithms.objective import WithFixed, with_fixed
 from fedgrad.algorithms.optimizer import Optimizer, optimizer
 from fedgrad.algorithms.parametrization import Form, linear, log, logit
-from fedgrad.algorithms.race import race
 from fedgrad.algorithms.scaffold import scaffold
-from fedgrad.algorithms.self_tuning import self_tuning
-from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.algorithms.variants import (
     fed_adagrad,
     fed_adam,
@@ -49,7 +40,6 @@ from fedgrad.clients.held_out import HeldOut
 from fedgrad.clients.in_memory import cohort, population
 from fedgrad.clients.on_disk import store, stored
 from fedgrad.clients.population import Population
-from fedgrad.core.absent import refuse_name as _refuse_name
 from fedgrad.core.errors import (
     ArgumentError,
     CohortError,
@@ -58,13 +48,13 @@ from fedgrad.core.errors import (
     PlanError,
     StoreError,
 )
-from fedgrad.core.errors import public as _public
 from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.missing_names import refuse_name as _refuse_name
 from fedgrad.core.program import Program, broadcast, client_key, mean, program, sum
-from fedgrad.plan.audit import Audit
-from fedgrad.plan.plan import Plan, Traffic, plan
+from fedgrad.planning.audit import Audit
+from fedgrad.planning.plan import Plan, Traffic, plan
 from fedgrad.pytorch.modules import from_torch, into_torch
-from fedgrad.report.runs import compare, report
+from fedgrad.reports.runs import compare, report
 from fedgrad.show import charts
 from fedgrad.show.explain import Explanation, explain
 from fedgrad.show.phases import Phases
@@ -82,6 +72,14 @@ from fedgrad.training.space import Range, choice, log_uniform, uniform
 from fedgrad.training.stopping import Stop, early_stop, non_finite
 from fedgrad.training.tensorboard import TensorBoard
 from fedgrad.training.wandb import WandB
+from fedgrad.tuning.averaged import averaged
+from fedgrad.tuning.fed_auto import fed_auto
+from fedgrad.tuning.gradient_cohort import GradientCohort
+from fedgrad.tuning.holding_out import holding_out
+from fedgrad.tuning.horizon import Horizon
+from fedgrad.tuning.race import race
+from fedgrad.tuning.self_tuning import self_tuning
+from fedgrad.tuning.side_by_side import side_by_side
 
 __all__ = [
     "CLIENTS",
@@ -200,14 +198,7 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-globals().update({name: _public(globals()[name]) for name in __all__})
-
-# `fedgrad.plan` is a function and a package: `import fedgrad.plan.cut` finds the modules, too.
-for _both in (plan, report):
-    _package = _sys.modules[f"fedgrad.{_both.__name__}"]
-    vars(_both).update({k: v for k, v in vars(_package).items() if k[0] != "_"})
-
 
 def __getattr__(name: str) -> _Any:
-    """`fg.max` and others that people look for say why they are not there."""
+    """Refuse an unknown name; for names such as `fg.max`, explain why they do not exist."""
     _refuse_name(name, __all__)

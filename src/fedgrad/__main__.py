@@ -2,7 +2,7 @@
 
 import sys
 
-from fedgrad.cli.command import main
+from fedgrad.cli.dispatch import main
 
 if __name__ == "__main__":
     sys.exit(main())

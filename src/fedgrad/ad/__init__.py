@@ -1,1 +1,2 @@
-"""Derivatives of programs, which are programs again: forward, reverse, mixed, and the cheapest."""
+"""Derivatives of programs, which are programs again: forward, reverse, mixed, and the cheapest
+mix."""

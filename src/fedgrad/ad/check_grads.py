@@ -1,4 +1,4 @@
-"""Is the derivative right? Finite differences say so, independently of any rule of ours."""
+"""Checks derivatives against finite differences, independently of all differentiation rules."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from fedgrad.core.errors import ArgumentError, FederatedError, PlanError, known_
 from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
 from fedgrad.core.trace import struct
-from fedgrad.plan.plan import plan
+from fedgrad.planning.plan import plan
 
 
 class GradientError(FederatedError, AssertionError):
-    """A derivative is not what finite differences say."""
+    """A derivative disagrees with finite differences."""
 
 
 @known_arguments()
@@ -29,12 +29,26 @@ def check_grads(
     tolerance: float | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Compare the derivative of a program with finite differences, in every mode that it has.
+    """Compare the derivative of a program with finite differences, in every mode that it supports.
 
-    The derivative of the result in a random direction, by each argument, is compared with a central
-    difference of the program itself. Gives the relative error of each mode; raises a
-    `fg.GradientError` if one is above `tolerance` (by default as the dtype allows: use float64 to
-    see more than mistakes in the first digits). Modes that the program does not have are left out.
+    The derivative of the result in a random direction, with respect to each argument, is compared
+    with a central difference of the program itself. Modes that the program does not support are
+    left out.
+
+    Args:
+        program: A program whose floating results are at the server.
+        args: Its arguments.
+        argnums: The arguments with respect to which it is differentiated, by position or name.
+        modes: The modes to check.
+        tolerance: The largest relative error; by default as small as the dtype allows. Use float64
+            to detect more than errors in the first digits.
+        seed: The seed of the random direction.
+
+    Returns:
+        The relative error of each mode.
+
+    Raises:
+        GradientError: A relative error is above `tolerance`.
     """
     names, _ = argument_names(program, argnums)
     bound = program.bind(tuple(args), {})
@@ -84,7 +98,7 @@ def check_grads(
 
 
 def _weighted(program: Program, weights: list[Any]) -> Program:
-    """The program's result as one number, in which every part of it has another weight."""
+    """Return the program with its result reduced to one number, a randomly weighted sum."""
 
     def fun(*args: Any, **kwargs: Any) -> Any:
         leaves = jax.tree.leaves(program.fun(*args, **kwargs))
@@ -99,7 +113,7 @@ def _weighted(program: Program, weights: list[Any]) -> Program:
 
 
 def _random(key: jax.Array, tree: Any) -> Any:
-    """A direction for every floating leaf; 0 for the others."""
+    """Return a random direction for every floating leaf; 0 for the others."""
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(
         structure,

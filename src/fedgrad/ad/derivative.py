@@ -1,8 +1,8 @@
 """The derivative of a traced program, for any choice of rules.
 
-The program is run as two halves. The first is differentiated forward: a basis of the inputs is
-pushed through it. The second is differentiated backward: a basis of the outputs is pulled through
-it. They meet at the server, which multiplies. All forward and all backward are the extreme cases.
+The program runs in two halves. The first is differentiated forward: a basis of the inputs is pushed
+through it. The second is differentiated backward: a basis of the outputs is pulled through it. They
+meet at the server, which multiplies. All forward and all backward are the extreme cases.
 """
 
 import functools
@@ -24,44 +24,44 @@ from fedgrad.ad.rules import (
     push_basis,
     replaced,
 )
-from fedgrad.core.control import Cond
+from fedgrad.core.control import Cond, Scan
 from fedgrad.core.errors import PlanError
 from fedgrad.core.evaluate import Env, Walk, bodies, evaluate, read
-from fedgrad.core.graph import Equation, Exchange, Graph, Round, Value, inside, is_client
+from fedgrad.core.graph import ANYWHERE, Equation, Exchange, Graph, Round, Value, inside, is_client
 from fedgrad.core.primitives import bind, client_index, promoting, sum_p
-from fedgrad.plan.cut import cut
+from fedgrad.planning.cut import cut
 
 Array = jax.Array
 Blocks = list[list[Array]]  # derivative[j][i] of shape results[j] + wrt[i]
 Rules = tuple[str, ...]  # the name of the rule of each active unit, in order
-Unit = Exchange | Equation  # what gets a rule of its own: one round with one placement, or a loop
+Unit = Exchange | Equation  # what a rule applies to: one round with one placement, or a loop
 RuleOf = Callable[[Unit], str]  # the name of its rule
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A program that is to be differentiated, in the view of the server and one client."""
+    """A program to be differentiated, as seen by the server and one client."""
 
     name: str
     placements: tuple[str, ...]
     graph: Graph
-    tree: Any  # of its result
+    tree: Any  # the structure of its result
     wrt: Sequence[int]  # positions among the inputs
     wanted: Sequence[int]  # positions among the outputs
 
     @functools.cached_property
     def results(self) -> list[int]:
-        """Those of the wanted outputs that can be differentiated."""
+        """The positions of the wanted outputs that can be differentiated."""
         return [j for j in self.wanted if differentiable(self.graph.outputs[j])]
 
     @functools.cached_property
     def plan(self) -> Graph:
-        """Cut with recompute, so that every stage stands for itself."""
+        """The plan, cut with `recompute`, so that no stage depends on an earlier one."""
         return cut(self.graph, recompute=True)
 
     @functools.cached_property
     def active(self) -> set[Value]:
-        """Values that depend on what is differentiated and influence the results."""
+        """The values that depend on the differentiated inputs and influence the results."""
         found = {self.graph.outputs[j] for j in self.results}
         for equation in reversed(self.graph.equations):
             if any(v in found for v in equation.outputs):
@@ -80,22 +80,25 @@ class Subject:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What the choice of rules depends on, besides the shapes of the arguments."""
+        """A key for the choice of rules: all that it depends on besides the shapes of the
+        arguments."""
         return tuple((number, type(unit).__name__, _sizes(unit)) for number, unit in self.units)
 
     @property
     def at_clients(self) -> bool:
-        """Is one of the inputs that are differentiated at clients?"""
+        """Whether one of the differentiated inputs is at clients."""
         return any(is_client(self.graph.inputs[i].at) for i in self.wrt)
 
     @property
     def complex(self) -> bool:
-        """Is one of them complex? Pushing a basis forward would need its imaginary half too."""
+        """Whether one of them is complex. Pushing a basis forward would need its imaginary half,
+        too."""
         return any(is_complex(self.graph.inputs[i].aval) for i in self.wrt)
 
     @property
     def widens(self) -> bool:
-        """Is it free to go forward, and the shorter way: are there fewer inputs than results?"""
+        """Whether going forward is possible and shorter, because there are fewer inputs than
+        results."""
         if self.at_clients or self.complex or any(map(has_custom_vjp, self.graph.equations)):
             return False
         inputs = sum(self.graph.inputs[i].size for i in self.wrt)
@@ -108,9 +111,12 @@ def _sizes(unit: Unit) -> tuple[int, ...]:
     return tuple(v.size for v in (*unit.inputs, *unit.outputs))
 
 
-def is_while(unit: Unit) -> bool:
-    """JAX cannot pull back through a while_loop."""
-    return not isinstance(unit, Exchange) and unit.kind == "while"
+def has(unit: Unit, kind: str) -> bool:
+    """Whether a unit is or contains a "while" or a "cond" around communication. JAX cannot pull
+    back through a while_loop, and our way back through a cond differs from JAX's (branches.py)."""
+    if isinstance(unit, Exchange):
+        return False
+    return unit.kind == kind or any(e.kind == kind for g in inside(unit) for e in g.loops)
 
 
 def _units(equation: Equation) -> Sequence[Unit]:
@@ -124,7 +130,7 @@ def _sums(unit: Unit) -> Iterable[Value]:
 
 
 def _speaks(unit: Unit) -> bool:
-    """Is there communication in it?"""
+    """Whether it communicates."""
     if isinstance(unit, Exchange):
         return unit.speaks
     return any(r.speaks for graph in inside(unit) for r in graph.rounds)
@@ -136,16 +142,18 @@ def _speaks(unit: Unit) -> bool:
 def derivative(
     subject: Subject, inputs: list[Any], rules: Rules, forward: bool | None = None
 ) -> tuple[list[Array], Blocks]:
-    """All outputs, and the derivative of the results by the differentiated inputs.
+    """Return all outputs, and the derivative of the results with respect to the differentiated
+    inputs.
 
-    Rounds go by their rules. What the server does by itself goes the way of the fewer, inputs or
-    results, where the rules leave it free: never a matrix of the model's size squared for a few
-    hyperparameters. `forward` decides instead where no round is active.
+    Rounds follow their rules. Where the rules leave it free, the server's own work is
+    differentiated forward or backward depending on whether inputs or results are fewer, so that a
+    few hyperparameters never cost a matrix of the model's size squared. `forward` decides instead
+    if no round is active.
     """
     by_unit = {unit: rule for rule, (_, unit) in zip(rules, subject.units, strict=True)}
 
     def rule_of(unit: Unit) -> str:
-        return by_unit.get(unit, "push")  # an inactive round has no derivative to take
+        return by_unit.get(unit, "push")  # an inactive round has no derivative
 
     turn = _turning_point(subject, rules, forward)
     if turn in (0, len(subject.plan.equations)):
@@ -154,16 +162,16 @@ def derivative(
 
 
 def _turning_point(subject: Subject, rules: Rules, way: bool | None) -> int:
-    """The equation from which on we go backward: the next round or loop behind the last one that
-    is passed forward."""
+    """Return the equation at which the derivative turns backward: the next round or loop after the
+    last one that is passed forward."""
     equations = subject.plan.equations
     ways = [RULES[rule].forward for rule in rules] or [subject.widens if way is None else way]
     if None not in ways and len(set(ways)) == 1:
         return len(equations) if ways[0] else 0
     forward = [
-        at for way, (at, unit) in zip(ways, subject.units, strict=True) if way or is_while(unit)
+        at for way, (at, unit) in zip(ways, subject.units, strict=True) if way or has(unit, "while")
     ]
-    # With nothing to pull after that, go forward to the end: one way is simpler than two.
+    # If nothing after that must be pulled, go forward to the end: one way is simpler than two.
     if False not in ways and (
         subject.widens or (forward and max(forward) == max(at for at, _ in subject.units))
     ):
@@ -190,7 +198,8 @@ def _one_way(
 def pulled_back(
     subject: Subject, inputs: list[Any], cotangents: list[Array]
 ) -> tuple[list[Array], list[Array]]:
-    """All outputs; and cotangents of the results, pulled back to the differentiated inputs."""
+    """Return all outputs, and the cotangents of the results pulled back to the differentiated
+    inputs."""
     fun, xs = _of_inputs(subject, inputs, lambda unit: "pull", back=True)
     _, pull, outputs = jax.vjp(fun, xs, has_aux=True)
     return outputs, _at_home(subject, xs, pull(cotangents)[0])
@@ -199,7 +208,8 @@ def pulled_back(
 def _of_inputs(
     subject: Subject, inputs: list[Any], rule_of: RuleOf, back: bool
 ) -> tuple[Callable[[list[Array]], tuple[list[Array], list[Array]]], list[Array]]:
-    """(the results, all outputs) as a function of the differentiated inputs; and those."""
+    """Return a function of the differentiated inputs that gives (results, all outputs), and those
+    inputs."""
 
     def fun(xs: list[Array]) -> tuple[list[Array], list[Array]]:
         walk = _ByRules(rule_of, back)
@@ -210,18 +220,19 @@ def _of_inputs(
 
 
 def _results(subject: Subject, outputs: Sequence[Any]) -> list[Array]:
-    """What is differentiated of the outputs. A constant may still be a number of Python."""
+    """Return the results to be differentiated. A constant may still be a Python number."""
     return [jnp.asarray(outputs[j]) for j in subject.results]
 
 
 def _at_home(subject: Subject, xs: list[Array], row: Sequence[Array]) -> list[Array]:
-    """Derivatives by inputs, each where its input is."""
+    """Place each derivative where its input is."""
     clients = [is_client(subject.graph.inputs[i].at) for i in subject.wrt]
     return [like(x, d) if c else d for c, x, d in zip(clients, xs, row, strict=True)]
 
 
 def like(x: Array, derivative: Array) -> Array:
-    """A derivative by (or of) a client's value is at that client, also where it is a constant."""
+    """Place a derivative with respect to (or of) a client's value at that client, even if it is a
+    constant."""
     return jnp.where(jnp.any(x == x), derivative, derivative)
 
 
@@ -237,8 +248,9 @@ def refuse_forward_by_clients(subject: Subject) -> None:
 def _pulled(
     subject: Subject, fun: Callable[[list[Array]], tuple[list[Array], list[Array]]], xs: list[Array]
 ) -> tuple[list[Array], list[Array], Blocks]:
-    """All outputs; the results as they are pulled back, and the derivative of those by `xs`. A
-    complex result of real inputs is two real ones, because a cotangent has only one direction."""
+    """Return all outputs, the results as they are pulled back, and their derivative with respect to
+    `xs`. A complex result of real inputs is split into two real ones, because a cotangent has only
+    one direction."""
 
     def parts(xs: list[Array]) -> tuple[list[Array], list[Array]]:
         results, outputs = fun(xs)
@@ -253,7 +265,7 @@ def _parts(subject: Subject, y: Array) -> list[Array]:
 
 
 def _whole(subject: Subject, outputs: list[Array], blocks: Blocks) -> Blocks:
-    """The derivatives of the results from those of their parts."""
+    """Combine the derivatives of real and imaginary parts into those of the results."""
     rest = iter(blocks)
     rows = [[next(rest) for _ in _parts(subject, outputs[j])] for j in subject.results]
     return [
@@ -268,10 +280,10 @@ def _meet(
     refuse_forward_by_clients(subject)
     graph = subject.plan
     before, after = graph.equations[:turn], graph.equations[turn:]
-    # Clients start the second half from what the server has: it was sent to them already.
+    # Clients start the second half from what the server has, which was sent to them already.
     wanted = {*graph.outputs, *(v for e in after for v in e.inputs)}
-    names: list[Value] = []  # what the second half needs, noted while JAX traces the first
-    crossing: list[Value] = []  # the part of it that is differentiated
+    names: list[Value] = []  # what the second half needs, recorded while JAX traces the first
+    crossing: list[Value] = []  # the differentiated part of it
 
     def first(xs: list[Array]) -> tuple[list[Array], list[Array]]:
         walk = _ByRules(rule_of, back=False)
@@ -303,7 +315,7 @@ def _multiply(
     xs: Sequence[Array],
     results: Sequence[Array],
 ) -> Blocks:
-    """The server multiplies what was pulled with what was pushed; clients do so with their own
+    """Multiply what was pulled with what was pushed, at the server. Clients multiply their own
     part, and the products are summed."""
 
     def term(j: int, c: int, i: int) -> Array:
@@ -331,12 +343,14 @@ def _multiply(
 
 @dataclass(frozen=True, eq=False)
 class _ByRules(Walk):
-    """As the server and one client see it; the plan was cut with recompute, so that every stage
-    stands for itself. `back`: a derivative will be pulled back through it, not pushed forward."""
+    """Runs a plan as the server and one client see it. The plan was cut with `recompute`, so that
+    no stage depends on an earlier one. `back`: a derivative will be pulled back through it, not
+    pushed forward."""
 
     rule_of: RuleOf
     back: bool
     clients: Env = field(default_factory=dict)  # what a client has computed
+    changing: Any = 0  # in a scan: zero, but opaque to JAX, as if each iteration had another one
 
     def index(self, placement: str) -> Any:
         return client_index(placement)
@@ -349,22 +363,27 @@ class _ByRules(Walk):
 
     def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:
         rule = self.rule_of(loop)
-        ours = rule == "local" or (rule == "pull" and has_cond(loop))
+        ours = rule == "local" or (rule == "pull" and has(loop, "cond"))
         if loop.control is None or not ours:
             return bind(loop.primitive, loop.params, inputs)
 
-        def run(body: Graph, inputs: Sequence[Any], at: Any) -> list[Any]:
-            return _ByRules(lambda unit: rule, self.back).run(body, inputs)
+        def run(back: bool, body: Graph, inputs: Sequence[Any], at: Any) -> list[Any]:
+            mine, rest = inputs[: len(body.inputs)], inputs[len(body.inputs) :]
+            return _ByRules(lambda unit: rule, back, changing=sum(rest)).run(body, mine)
 
-        inside = bodies(loop, run)
-        if isinstance(loop.control, Cond) and self.back:
-            return pulled_cond(inputs[0], inputs[1:], inside, remember=rule == "local")
+        inside = bodies(loop, functools.partial(run, self.back))
+        if self.back and isinstance(loop.control, Cond):
+            return pulled_cond(
+                inputs[0] + self.changing,
+                inputs[1:],
+                inside,
+                bodies(loop, functools.partial(run, False)),
+                constant=[v.at == ANYWHERE for v in loop.inputs[1:]],
+                remember=rule == "local",
+            )
+        if self.back and isinstance(loop.control, Scan):
+            # JAX hoists what is the same in each iteration out of a loop, including a cond that is
+            # decided before the loop; and it would use its own way back through the cond, not ours
+            # (branches.py).
+            inputs = [*inputs, jnp.zeros(loop.control.length, jnp.int32) + self.changing]
         return loop.control.rebuilt(inputs, inside)
-
-
-def has_cond(unit: Unit) -> bool:
-    """Is this a cond around communication, or is there one inside? JAX's own way back through a
-    cond is not ours (branches.py)."""
-    if isinstance(unit, Exchange):
-        return False
-    return unit.kind == "cond" or any(e.kind == "cond" for g in inside(unit) for e in g.loops)

@@ -1,4 +1,4 @@
-"""`jvp` and `vjp`: the program with one more argument, a direction to push or to pull back."""
+"""`jvp` and `vjp`: programs with one more argument, a direction to push forward or pull back."""
 
 import inspect
 from collections.abc import Callable
@@ -19,9 +19,14 @@ from fedgrad.core.trace import struct
 
 @known_arguments()
 def jvp(program: Program, argnums: Argnums = 0) -> Program:
-    """(*args, tangents) -> (y, dy): the derivative in one direction, by pushing it forward.
+    """Return the program (*args, tangents) -> (y, dy): the derivative in one direction, by forward
+    mode.
 
     If the program has default arguments, pass `tangents` by name.
+
+    Args:
+        program: The program to differentiate.
+        argnums: The arguments to differentiate by, by position or name, all at one placement.
     """
     names, single = argument_names(program, argnums)
     plain = program.on(None)
@@ -39,7 +44,7 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
         arguments = read_inside(plain, bound)
         moves = floating(arguments, names)
         primals = [jnp.asarray(arguments.leaves[i]) for i in moves]
-        # Like the arguments, so its leaves are in their order.
+        # It has the structure of the arguments, so its leaves are in the same order.
         moved = jax.tree.leaves(
             list({**bound, **dict(zip(names, directions, strict=True))}.values())
         )
@@ -59,9 +64,13 @@ def jvp(program: Program, argnums: Argnums = 0) -> Program:
 
 @known_arguments()
 def vjp(program: Program, argnums: Argnums = 0) -> Program:
-    """(*args, cotangent) -> (y, dx): pulls a cotangent of the result back, in reverse mode.
+    """Return the program (*args, cotangent) -> (y, dx): pulls back a cotangent, by reverse mode.
 
     If the program has default arguments, pass `cotangent` by name.
+
+    Args:
+        program: The program to differentiate.
+        argnums: The arguments to differentiate by, by position or name.
     """
     names, single = argument_names(program, argnums)
     plain = program.on(None)
@@ -91,8 +100,8 @@ def _extended(
     extra: str,
     placement: Placement | None,
 ) -> Program:
-    """A program with one more argument at the end."""
-    # Behind arguments with defaults it needs one too; being without it is found out when called.
+    """Return a program with one more argument at the end."""
+    # After arguments with defaults it needs a default too; a missing one is detected when called.
     parameters = list(program.signature.parameters.values())
     optional = any(p.default is not p.empty for p in parameters)
     kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -134,7 +143,7 @@ def _check_like(found: Any, wanted: Any, where: str, what: str, like: str) -> No
 
 
 def _as(x: Any, like: Any) -> Any:
-    """A (co)tangent of the dtype that JAX wants for `like`."""
+    """Cast a (co)tangent to the dtype that JAX expects for `like`."""
     if not jnp.issubdtype(like.dtype, jnp.inexact):
         return jnp.zeros(like.shape, jax.dtypes.float0)
     return jnp.asarray(x, like.dtype)

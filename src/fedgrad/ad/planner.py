@@ -1,10 +1,10 @@
-"""Choosing the cheapest rules for a derivative: `mode="auto"`.
+"""Chooses the cheapest rules for a derivative: `mode="auto"`.
 
-Rounds are few, so the search is exact: every vector of rules that makes sense is traced, cut into
-a plan like any other program, and priced by what that plan says it sends. What the planner knows is
-therefore what the plan knows: that a constant cotangent needs no second pass, that a constant
-tangent need not be sent, that an inactive round costs nothing. From four rounds on, only
-those are traced that are cheapest if the prices of the rounds add up, as they do.
+Rounds are few, so the search is exact: every sensible vector of rules is traced, cut into a plan
+like any other program, and priced by what that plan sends. So the planner knows what the plan
+knows: that a constant cotangent needs no second pass, that a constant tangent need not be sent,
+that an inactive round costs nothing. From four rounds on, only the vectors are traced that are
+cheapest if the prices of the rounds add up, as they do.
 """
 
 import dataclasses
@@ -13,29 +13,35 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedgrad.ad.derivative import Rules, Subject, Unit, is_while, refuse_forward_by_clients
+from fedgrad.ad.derivative import Rules, Subject, Unit, has, refuse_forward_by_clients
 from fedgrad.ad.rules import RULES, impossible
 from fedgrad.core.errors import ArgumentError, PlacementError, PlanError, known_fields
 from fedgrad.core.graph import Graph
 from fedgrad.core.trace import Traced
-from fedgrad.plan.cut import cut
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.cut import cut
+from fedgrad.planning.plan import Plan
 
-EXHAUSTIVE = 3  # rounds of which every vector of rules is traced
+EXHAUSTIVE = 3  # up to so many rounds, every vector of rules is traced
 
 
 @known_fields
 @dataclass(frozen=True)
 class CostModel:
-    """What a plan costs: prices per byte down and up (per client), and per round trip; and of the
-    server, per byte that it holds at once and per operation that it does.
+    """The cost of a plan, by which `mode="auto"` chooses.
 
-    The server's prices are zero by default: then what it holds and does decides between plans that
+    The server's prices are zero by default; then its memory and work decide only between plans that
     cost the network the same.
 
-    `readdress`: may a derivative ask clients again that the program itself asks only once? By
-    default not: in most federations the same clients cannot be had twice. `client_memory`: bytes
-    that a client can keep between rounds; None is no limit.
+    Args:
+        down: The price of a byte sent to a client.
+        up: The price of a byte sent by a client.
+        round_trip: The price of a round.
+        readdress: Whether a derivative may address clients again that the program itself addresses
+            only once. By default it may not: in most federations the same clients are not available
+            twice.
+        client_memory: The bytes that a client can keep between rounds; None is no limit.
+        server_memory: The price of a byte of the server's peak memory.
+        server_work: The price of one of the server's operations.
     """
 
     down: float = 1.0
@@ -56,7 +62,7 @@ class CostModel:
             raise ArgumentError.here(f"CostModel(client_memory={self.client_memory}): negative.")
 
     def price(self, plan: Plan) -> float:
-        """The price of running a plan once, per client."""
+        """Return the price of running a plan once, per client."""
         down, up = plan.bytes
         price = self.down * down + self.up * up + self.round_trip * plan.rounds
         if self.server_memory or self.server_work:
@@ -65,8 +71,8 @@ class CostModel:
 
     @staticmethod
     def asked_more(plan: Plan, program: Plan) -> list[str]:
-        """Placements that a derivative asks more often than the program itself does. Clients that
-        are asked repeatedly anyway may report a count of their own first."""
+        """Return the placements that a derivative asks more often than the program itself does.
+        Clients that are asked repeatedly anyway may report a count of their own first."""
 
         def more(p: str) -> bool:
             if program.addressed(p) > 1:
@@ -76,7 +82,7 @@ class CostModel:
         return [p for p in plan.clients if more(p)]
 
     def allows(self, plan: Plan, program: Plan) -> bool:
-        """May this derivative of `program` be run?"""
+        """Whether this derivative of `program` may be run."""
         if not self.readdress and self.asked_more(plan, program):
             return False
         if self.client_memory is None:
@@ -86,7 +92,7 @@ class CostModel:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A derivative that may be taken, and what it costs."""
+    """An allowed derivative and its price."""
 
     made: Traced
     plan: Plan
@@ -94,27 +100,29 @@ class Choice:
 
     @property
     def server(self) -> tuple[int, int]:
-        """What the server needs. It is an estimate, so only a factor of four or more decides."""
+        """The server's memory and work. They are estimates, so only a factor of four or more
+        decides."""
         return self.plan.server_memory.bit_length() // 2, self.plan.server_work.bit_length() // 2
 
 
 def choose(subject: Subject, cost: CostModel, make: Callable[[Rules], Traced]) -> Traced:
-    """The cheapest derivative that the cost model allows; `make` makes it by a vector of rules."""
+    """Return the cheapest derivative that the cost model allows; `make` traces it by a vector of
+    rules."""
 
     @functools.cache
     def program() -> Plan:
         return _plan(subject, cut(subject.graph))
 
-    taken: list[Traced] = []  # derivatives that there are, whatever they cost
-    mixed: list[PlacementError] = []  # why there is none by some rules
+    taken: list[Traced] = []  # all derivatives that exist, at any price
+    mixed: list[PlacementError] = []  # why some rules have none
 
     @functools.cache
     def priced(rules: Rules) -> list[Choice]:
         try:
             made = _possible(make, rules)
         except PlacementError as error:
-            # The program itself is fine. What mixes placements is what JAX remembers of the two
-            # branches of a cond, in slots that they share, so other rules may do; or the user's
+            # The program itself is fine. Placements are mixed either by the residuals of a cond's
+            # branches, which JAX stores in shared slots, so other rules may work; or by the user's
             # rule of a custom derivative, so none will.
             mixed.append(error)
             return []
@@ -129,7 +137,7 @@ def choose(subject: Subject, cost: CostModel, make: Callable[[Rules], Traced]) -
     if not found:
         if mixed and not taken:
             raise mixed[0]
-        if any(is_while(unit) for _, unit in subject.units):
+        if any(has(unit, "while") for _, unit in subject.units):
             refuse_forward_by_clients(subject)
         raise PlanError.here(
             f"no way to differentiate {subject.name} satisfies the cost model {cost}: "
@@ -144,7 +152,7 @@ def choose(subject: Subject, cost: CostModel, make: Callable[[Rules], Traced]) -
 
 
 def _possible(make: Callable[[Rules], Traced], rules: Rules) -> Traced | None:
-    """The derivative by these rules; None if JAX cannot take it that way."""
+    """Return the derivative by these rules, or None if JAX cannot compute it that way."""
     try:
         return make(rules)
     except PlanError:
@@ -158,13 +166,14 @@ def _possible(make: Callable[[Rules], Traced], rules: Rules) -> Traced | None:
 def _priced(
     subject: Subject, made: Traced, cost: CostModel, program: Callable[[], Plan]
 ) -> list[Choice]:
-    """What is allowed of a derivative, whose clients may remember or compute again."""
+    """Return the allowed variants of a derivative: with clients that remember, or that
+    recompute."""
     found = []
-    # Computing again is never cheaper: it is a way to live with little memory.
+    # Recomputing is never cheaper: it only saves memory.
     for recompute in (False,) if cost.client_memory is None else (False, True):
         graph = cut(made.graph, recompute)
         plan = _plan(subject, graph)
-        # Whoever asks nobody twice, or may, need not be compared with the program itself.
+        # If nobody is asked twice, or that is allowed, no comparison with the program is needed.
         compared = plan.readdressed and not cost.readdress
         if cost.allows(plan, program() if compared else plan):
             made = dataclasses.replace(made, recompute=recompute, plan=graph)
@@ -175,14 +184,14 @@ def _priced(
 
 
 def _plan(subject: Subject, graph: Graph) -> Plan:
-    anyhow_many = dict.fromkeys(subject.placements, 2)  # nothing that is priced depends on it
+    anyhow_many = dict.fromkeys(subject.placements, 2)  # no price depends on the number
     return Plan(subject.name, graph, anyhow_many, None)
 
 
 def _promising(subject: Subject, priced: Callable[[Rules], list[Choice]]) -> list[Rules]:
-    """The cheapest vectors if the price of a round does not depend on the rules of the others:
-    each rule of each round is priced alone, among local ones; then, for every place to turn from
-    forward to backward, each round takes its cheapest rule."""
+    """Return the cheapest vectors, assuming that the price of a round does not depend on the rules
+    of the others. Each rule of each round is priced alone, with all others local; then, for every
+    turning point from forward to backward, each round takes its cheapest rule."""
     count = len(subject.units)
     local = ("local",) * count
 
@@ -216,9 +225,9 @@ def _promising(subject: Subject, priced: Callable[[Rules], list[Choice]]) -> lis
 
 
 def rule_vectors(subject: Subject) -> list[Rules]:
-    """Every choice of rules that makes sense: what goes backward gives no tangent to what goes
-    forward, so nothing goes forward at or after it."""
-    if subject.at_clients and any(is_while(unit) for _, unit in subject.units):
+    """Return every sensible choice of rules. A round that is pulled back gives no tangent to those
+    that are pushed forward, so no round is pushed at or after it."""
+    if subject.at_clients and any(has(unit, "while") for _, unit in subject.units):
         return []
     vectors: list[Rules] = [()]
     for number, unit in subject.units:
@@ -232,15 +241,15 @@ def rule_vectors(subject: Subject) -> list[Rules]:
 
 
 def possible(subject: Subject, unit: Unit, name: str) -> bool:
-    """May this round have this rule, whatever the others have?"""
+    """Whether this round can have this rule, whatever the others have."""
     rule = RULES[name]
     if subject.at_clients and not rule.by_clients:
         return False
-    return rule.through_while or not is_while(unit)
+    return rule.through_while or not has(unit, "while")
 
 
 def _crosses(subject: Subject, vector: Rules, name: str, number: int) -> bool:
-    """Would a rule for the unit at `number` go against those of the units before it?"""
+    """Whether a rule for the unit at `number` contradicts those of the units before it."""
     forward = RULES[name].forward
     before = [(RULES[n].forward, at) for n, (at, _) in zip(vector, subject.units, strict=False)]
     if forward is True:

@@ -32,6 +32,7 @@ from fedgrad.core.primitives import (
     scope,
     sum_p,
     where,
+    wide,
 )
 
 Array = jax.Array
@@ -47,19 +48,19 @@ Evaluation = Callable[[Exchange, Sequence[Any], Sequence[Any], Env], list[Any]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to pass a round. `mode`: the mode that passes every round so."""
+    """One way to differentiate through a round. `mode` is the mode that uses it for every round."""
 
     name: str
     mode: Mode
     evaluate: Evaluation
-    forward: bool | None  # which way the derivative goes; None: either
-    by_clients: bool = True  # is it possible if what is differentiated is at clients?
-    through_while: bool = True  # is it possible if the round is in a while_loop?
+    forward: bool | None  # the direction of the derivative; None: either
+    by_clients: bool = True  # whether it works if the differentiated argument is at clients
+    through_while: bool = True  # whether it works if the round is in a while_loop
 
 
 def plain(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: Env) -> list[Any]:
-    """Left to the two primitives' own derivatives. `clients` remembers what a client has computed:
-    it does not do the same work twice."""
+    """Evaluate with the two primitives' own derivatives. `clients` caches what a client has
+    computed, so that no work is done twice."""
     clients.update(zip(exchange.own, own, strict=True))
     for (_, received), x in zip(exchange.down, sent, strict=True):
         if received not in clients:
@@ -76,13 +77,13 @@ def plain(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: 
 
 
 def _at_its_line(primitive: Primitive, made: Value, x: Any, placement: str) -> Any:
-    """Communication belongs to the user's line that made `made` with it."""
+    """Attribute communication to the user's line that made `made` with it."""
     with at_source(made.origin.source):
         return primitive.bind(x, placement=placement)
 
 
 def local(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: Env) -> list[Any]:
-    """Given a derivative of its own: the sum of the clients' Jacobians."""
+    """Evaluate with a derivative of its own: the sum of the clients' Jacobians."""
     if not exchange.up or _complex(exchange):
         return plain(exchange, sent, own, clients)
     _refuse_custom_vjp(exchange)
@@ -104,7 +105,8 @@ def local(exchange: Exchange, sent: Sequence[Any], own: Sequence[Any], clients: 
 
 
 def _complex(exchange: Exchange) -> bool:
-    """A Jacobian of complex values is not one matrix; the primitives' own rules know better."""
+    """Whether a value is complex. A Jacobian of complex values is not one matrix, so these are left
+    to the primitives' own rules."""
     values = [v for pair in (*exchange.down, *exchange.up) for v in pair]
     return any(is_complex(v.aval) for v in values)
 
@@ -120,7 +122,7 @@ def _refuse_custom_vjp(exchange: Exchange) -> None:
             )
 
 
-# In the order in which the planner tries them: of equally good ones it takes the first.
+# In the order in which the planner tries them: among equally good ones it takes the first.
 RULES = {
     rule.name: rule
     for rule in (
@@ -147,10 +149,10 @@ def local_round(
     depends: Sequence[Sequence[bool]],
     lines: Sequence[Any],
 ) -> Callable[[list[Array], list[Array]], list[Array]]:
-    """The round as a function of (server values, client values) with the local rule.
+    """Return the round as a function of (server values, client values) with the local rule.
 
-    `sums`: what is summed, as shapes and dtypes, by which `lines` of the user. `depends[j][i]`: can
-    the j-th of them have a derivative by the i-th value that is sent?
+    `sums`: shapes and dtypes of what is summed, by which `lines` of the user. `depends[j][i]`:
+    whether the j-th of them can have a derivative with respect to the i-th value that is sent.
     """
 
     def down(sent: Sequence[Array]) -> list[Array]:
@@ -177,10 +179,10 @@ def local_round(
         for (j, i), block in jacobian.items():
             name = scope(lines[j])
             with jax.named_scope(f"derivative of {name}") if name else at_source(lines[j]):
-                block = sum_p.bind(block, placement=placement)
+                block = sum_p.bind(block.astype(wide(block.dtype)), placement=placement)
             with promoting():
                 product = jnp.tensordot(block, d_sent[i], d_sent[i].ndim)
-            d_totals[j] = _add(d_totals[j], product.astype(totals[j].dtype))
+            d_totals[j] = _add(d_totals[j], product.astype(wide(totals[j].dtype)))
         # A client's own values can be active too (state in a loop): those tangents are its own.
         mine = [i for i, t in enumerate(d_own) if _nonzero(t)]
         if mine:
@@ -191,9 +193,12 @@ def local_round(
             )
             for j, t in enumerate(pushed):
                 if t.dtype != jax.dtypes.float0:
-                    d_totals[j] = _add(d_totals[j], sum_p.bind(t, placement=placement))
+                    own_total = sum_p.bind(t.astype(wide(t.dtype)), placement=placement)
+                    d_totals[j] = _add(d_totals[j], own_total)
+        # Cast last: a narrow dtype may hold the result even where it cannot hold a part.
         return totals, [
-            _zero_array(x) if t is None else t for x, t in zip(totals, d_totals, strict=True)
+            _zero_array(x) if t is None else t.astype(x.dtype)
+            for x, t in zip(totals, d_totals, strict=True)
         ]
 
     round_.defjvp(rule, symbolic_zeros=True)
@@ -208,7 +213,8 @@ def _jacobian(
     sums: Sequence[Any],
     depends: Sequence[Sequence[bool]],
 ) -> tuple[list[Array], dict[tuple[int, int], Array]]:
-    """The stage's values and its Jacobian blocks (j, i), of shape values[j] + received[i]."""
+    """Return the stage's values and its Jacobian blocks (j, i), of shape values[j] +
+    received[i]."""
 
     def of_active(xs: list[Array]) -> list[Array]:
         return stage(replaced(received, active, xs), own)
@@ -222,7 +228,7 @@ def _jacobian(
         values = of_active(xs)
         return [values[j] for j in rows], values
 
-    wide, tall = sum(x.size for x in xs), sum(math.prod(sums[j].shape) for j in rows)
+    across, down = sum(x.size for x in xs), sum(math.prod(sums[j].shape) for j in rows)
 
     def push() -> tuple[list[list[Array]], list[Array]]:
         _, derivative, values = push_basis(chosen, xs)
@@ -232,8 +238,8 @@ def _jacobian(
         _, back, values = jax.vjp(chosen, xs, has_aux=True)
         return pull_basis(lambda cts: back(cts)[0], [sums[j] for j in rows]), values
 
-    # Fewer inputs than outputs: push a basis forward, in constant memory. JAX may know only one.
-    first, second = (push, pull) if wide <= tall else (pull, push)
+    # Fewer inputs than outputs: push a basis forward, in constant memory. JAX may support only one.
+    first, second = (push, pull) if across <= down else (pull, push)
     try:
         derivative, values = first()
     except (ValueError, TypeError) as error:
@@ -267,7 +273,7 @@ def _zero_array(x: Array) -> Any:
 
 
 def is_float(x: Any) -> bool:
-    """Can this array, or what stands for one, have a derivative?"""
+    """Whether this array, or its abstract value, can have a derivative."""
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
 
 
@@ -280,7 +286,7 @@ def is_complex(x: Any) -> bool:
 
 
 def depends(equations: Iterable[Equation], inputs: Iterable[Value]) -> set[Value]:
-    """What can have a derivative with respect to these inputs."""
+    """Return the values that can have a derivative with respect to these inputs."""
     found = set(inputs)
     for equation in equations:
         if equation.primitive is not jax_primitives.stop_gradient_p:
@@ -290,13 +296,13 @@ def depends(equations: Iterable[Equation], inputs: Iterable[Value]) -> set[Value
 
 
 def has_custom_vjp(equation: Equation) -> bool:
-    """Is there a custom_vjp, which JAX cannot push tangents through?"""
+    """Whether there is a custom_vjp, through which JAX cannot push tangents."""
     primitive = jax_primitives.custom_vjp_call_p
     return equation.primitive is primitive or primitive in primitives_inside(equation.params)
 
 
 def replaced(values: Sequence[Any], positions: Sequence[int], xs: Sequence[Any]) -> list[Any]:
-    """The values, with others at these positions."""
+    """Return the values, with others at these positions."""
     full = list(values)
     for i, x in zip(positions, xs, strict=True):
         full[i] = x
@@ -304,7 +310,7 @@ def replaced(values: Sequence[Any], positions: Sequence[int], xs: Sequence[Any])
 
 
 def impossible(error: Exception) -> str | None:
-    """Why JAX cannot differentiate this way, if that is what an error of JAX says."""
+    """Return why JAX cannot differentiate this way, if an error of JAX says so; otherwise None."""
     if isinstance(error, ValueError) and "Reverse-mode differentiation" in str(error):
         return "has a while_loop on the way of the derivative, and JAX cannot pull back through one"
     if isinstance(error, TypeError) and "custom_vjp" in str(error):
@@ -315,10 +321,10 @@ def impossible(error: Exception) -> str | None:
 def push_basis(
     fun: Callable[[list[Array]], tuple[list[Array], Any]], xs: list[Array]
 ) -> tuple[list[Array], list[list[Array]], Any]:
-    """For `out, aux = fun(xs)`: out, its derivative by pushing a basis forward (derivative[j][i] of
-    shape out[j] + xs[i]), and aux.
+    """For `out, aux = fun(xs)`, return out, its derivative by pushing a basis forward
+    (derivative[j][i] of shape out[j] + xs[i]), and aux.
 
-    The values are computed once, next to all tangents; nothing is stored for a way back.
+    The values are computed once, together with all tangents; nothing is stored for a backward pass.
     """
 
     def push(tangents: list[Array]) -> tuple[Any, Any, Any]:
@@ -340,7 +346,7 @@ def push_basis(
 def pull_basis(
     pull: Callable[[list[Array]], list[Array]], outs: Sequence[Any]
 ) -> list[list[Array]]:
-    """The derivative by pulling a basis of `outs` back: [j][i] of shape outs[j] + xs[i]."""
+    """Return the derivative by pulling a basis of `outs` back: [j][i] of shape outs[j] + xs[i]."""
     if sum(math.prod(o.shape) for o in outs) == 1:
         pulled = [p[None] for p in pull([jnp.ones(o.shape, o.dtype) for o in outs])]
     else:
@@ -352,7 +358,7 @@ def pull_basis(
 
 
 def _basis(xs: Sequence[Any]) -> list[Array]:
-    """Vectors like all of these together, each with a single one in it."""
+    """Return a basis of the space of all these arrays together."""
     total = sum(math.prod(x.shape) for x in xs)
     return [
         jnp.eye(total, p.stop - p.start, k=-p.start, dtype=x.dtype).reshape(total, *x.shape)
@@ -361,6 +367,6 @@ def _basis(xs: Sequence[Any]) -> list[Array]:
 
 
 def _parts(xs: Sequence[Any]) -> list[slice]:
-    """Where each of these is in a vector of all of them."""
+    """Return the slice of each array in the concatenation of all."""
     ends = list(itertools.accumulate((math.prod(x.shape) for x in xs), initial=0))
     return [slice(start, end) for start, end in itertools.pairwise(ends)]

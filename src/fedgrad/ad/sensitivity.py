@@ -1,10 +1,10 @@
-"""Derivatives that are carried forward: a value that is told how it depends on what came before.
+"""Derivatives carried forward: values that know how they depend on what came before.
 
     S_{t+1} = (d state_{t+1} / d state_t) S_t + d state_{t+1} / dh
 
-is the derivative by h of a round that starts from a state which depends on h by S_t. So there is no
-new kind of derivative here, only such a state; and, for an approximation that sends nothing more, a
-round whose clients are told of a state that does not depend on h.
+is the derivative with respect to h of a round that starts from a state which depends on h by S_t.
+So this is no new kind of derivative, only such a state; and, for an approximation that sends
+nothing more, a round whose clients receive a state that does not depend on h.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,10 @@ from fedgrad.core.trace import one_view
 
 
 def carried(values: Sequence[jax.Array], slopes: Sequence[Sequence[Any]], at: Sequence[Any]) -> Any:
-    """The values as they are; by `at`, their derivative is `slopes`.
+    """Return the values unchanged, with the derivative `slopes` with respect to `at`.
 
-    `slopes[i][j]`, of shape values[i] + at[j], is that of a value by one of `at`.
+    `slopes[i][j]`, of shape values[i] + at[j], is the derivative of values[i] with respect to
+    at[j].
     """
     return list(_carried(list(values), [list(row) for row in slopes], list(at)))
 
@@ -51,9 +52,11 @@ _carried.defjvp(_rule, symbolic_zeros=True)
 
 
 def apart(fun: Callable[[Any], Any], told: Any, kept: Any, placements: Sequence[str]) -> Any:
-    """`fun(kept)` with the sums of clients who have heard of `fun(told)`: of two trees of one kind,
-    the server goes on with one and clients are told of the other. `fun` is a part of a program that
-    has these placements. apart(fun, x, x) is fun(x).
+    """Return `fun(kept)`, but with the sums of clients that were sent the values of `fun(told)`.
+
+    `told` and `kept` are pytrees of the same structure: the server continues with `kept`, and
+    clients are sent `told`. `fun` is a part of a program that has these placements. apart(fun, x,
+    x) is fun(x).
     """
     first, tree = jax.tree.flatten(told)
     jaxpr, result = one_view(lambda *xs: fun(jax.tree.unflatten(tree, xs)), placements, *first)

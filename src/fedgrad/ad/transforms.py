@@ -1,8 +1,9 @@
-"""`grad`, `value_and_grad`, `jacobian`, `hessian`: each takes a program and gives a program.
+"""`grad`, `value_and_grad`, `jacobian`, `hessian`: each maps a program to a program.
 
     grad: (x@server -> y@server) -> (x@server -> dy/dx@server)
 
-What is differentiated may also be at clients; then the derivative is there too, and stays there.
+The differentiated argument may also be at clients; then the derivative is there too, and stays
+there.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from fedgrad.core.trace import Traced, struct, traced
 T = TypeVar("T")
 Argnums = int | str | Sequence[int | str]
 
-REMEMBERED = 32  # choices for other shapes of the arguments
+REMEMBERED = 32  # cached choices of rules, one per set of argument shapes
 
 
 @known_arguments()
@@ -39,11 +40,19 @@ def grad(
     mode: Mode | CostModel = "auto",
     has_aux: bool = False,
 ) -> Program:
-    """The gradient of a program whose result is one number at the server, as a program.
+    """Return the gradient of a program whose result is one number at the server, as a program.
 
-    `argnums`: which arguments, by position or name. `mode`: "forward", "reverse", "mixed", or
-    "auto" for the cheapest mix of them; a `fg.CostModel` says what is cheap. `has_aux`: the program
-    returns (y, aux), the gradient (dy, aux). Leaves that are not floating get None.
+        dx = fg.grad(loss)(x, cohort)
+
+    Args:
+        program: The program to differentiate.
+        argnums: The arguments to differentiate by, by position or name.
+        mode: "forward", "reverse", "mixed", or "auto" for the cheapest mix of them; a
+            `fg.CostModel` defines what is cheap.
+        has_aux: Whether the program returns (y, aux). The gradient then returns (dy, aux).
+
+    Returns:
+        A program with the same arguments. Leaves that are not floating have the derivative None.
     """
     return _derived("grad", program, argnums, mode, has_aux)
 
@@ -55,7 +64,10 @@ def value_and_grad(
     mode: Mode | CostModel = "auto",
     has_aux: bool = False,
 ) -> Program:
-    """Like `fg.grad`, and the value: (y, dy), or ((y, aux), dy) with `has_aux`."""
+    """Return the value and the gradient of a program: (y, dy), or ((y, aux), dy) with `has_aux`.
+
+    The arguments are those of `fg.grad`.
+    """
     return _derived("value_and_grad", program, argnums, mode, has_aux)
 
 
@@ -66,8 +78,11 @@ def jacobian(
     mode: Mode | CostModel = "auto",
     has_aux: bool = False,
 ) -> Program:
-    """The Jacobian of a program, in the form of `jax.jacobian`: the tree of the result, with the
-    tree of the argument at each leaf."""
+    """Return the Jacobian of a program, in the form of `jax.jacobian`.
+
+    It has the structure of the result, with the structure of the argument at each leaf. The
+    arguments are those of `fg.grad`.
+    """
     return _derived("jacobian", program, argnums, mode, has_aux)
 
 
@@ -78,15 +93,17 @@ def hessian(
     mode: Mode | CostModel = "auto",
     has_aux: bool = False,
 ) -> Program:
-    """The Hessian of a program whose result is one number, in the form of `jax.hessian`: the
-    Jacobian of its gradient."""
+    """Return the Hessian of a program whose result is one number, in the form of `jax.hessian`.
+
+    It is the Jacobian of the gradient. The arguments are those of `fg.grad`.
+    """
     return jacobian(grad(program, argnums, mode, has_aux), argnums, mode, has_aux)
 
 
 def _derived(
     name: str, program: Program, argnums: Argnums, mode: Mode | CostModel, has_aux: bool
 ) -> Program:
-    """The derivative as a program; the same object if the same is asked for again."""
+    """Return the derivative as a program; equal requests return the same object."""
     names, single = argument_names(program, argnums)
     scalar, with_value = name != "jacobian", name == "value_and_grad"
     request = Request(program.on(None), names, single, mode, has_aux, scalar, with_value, name)
@@ -96,8 +113,8 @@ def _derived(
 
 
 def like_it(program: Program, made: Program) -> Program:
-    """On the executor of the program it was made of. What a program remembers does not hold on to
-    an executor, which may hold on to a federation."""
+    """Run a derived program on the executor of the original. A program's cache holds no executor,
+    which could keep a federation alive."""
     return made if program.executor is None else made.on(program.executor)
 
 
@@ -107,14 +124,14 @@ class Request:
     number."""
 
     program: Program
-    names: tuple[str, ...]  # of the arguments to differentiate by
-    single: bool  # one argument was named, not a sequence of them
+    names: tuple[str, ...]  # the arguments to differentiate by
+    single: bool  # one argument was given, not a sequence
     mode: Mode | CostModel  # a cost model chooses the rules
     has_aux: bool = False
     scalar: bool = False
     with_value: bool = False
     called: str = ""
-    # The rules that were chosen for some arguments, and whether clients compute again.
+    # The rules chosen for each kind of arguments, and whether clients recompute.
     choices: dict[Any, tuple[Rules, bool]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -135,16 +152,16 @@ class Request:
 
     @property
     def auto(self) -> bool:
-        """Is the way chosen by what it costs?"""
+        """Whether the rules are chosen by their cost."""
         return self.mode == "auto" or isinstance(self.mode, CostModel)
 
     @property
     def cost(self) -> CostModel:
-        """What it costs, then."""
+        """The cost model of that choice."""
         return self.mode if isinstance(self.mode, CostModel) else CostModel()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The derivative inside of another program, in the view of the server and one client."""
+        """Return the derivative inside another program, as seen by the server and one client."""
         arguments = read_inside(self.program, self.program.bind(args, kwargs))
         inputs = [jnp.asarray(x) for x in arguments.leaves]
         found = self.trace(arguments, nested=True)
@@ -157,7 +174,8 @@ class Request:
         return jax.tree.unflatten(made.outputs, outputs)
 
     def derive(self, arguments: Arguments) -> Traced:
-        """The derivative for such arguments, traced; and planned, if that was done to choose it."""
+        """Trace the derivative for such arguments; it includes the plan if choosing the rules
+        needed it."""
         found = self.trace(arguments, nested=False)
         known = self._known(found, arguments)
         if known is None:
@@ -169,7 +187,7 @@ class Request:
     def _function(
         self, found: Subject, arguments: Arguments, rules: Rules, forward: bool | None
     ) -> Callable[..., Any]:
-        """The derivative by these rules as a function of flat values."""
+        """Return the derivative by these rules as a function of flat values."""
 
         def fun(*leaves: Any) -> Any:
             outputs, blocks = derivative(found, list(leaves), rules, forward)
@@ -190,13 +208,13 @@ class Request:
         rules: Rules,
         forward: bool | None = None,
     ) -> Traced:
-        """The derivative by these rules, traced."""
+        """Trace the derivative by these rules."""
         fun = self._function(found, arguments, rules, forward)
         made = traced(fun, arguments.values, found.placements, nested=nested, derived=True)
         return dataclasses.replace(made, rules=rules)
 
     def _known(self, found: Subject, arguments: Arguments) -> tuple[Rules, bool] | None:
-        """The rules, and whether clients compute again; None if they have to be chosen."""
+        """Return the rules and whether clients recompute, or None if they have yet to be chosen."""
         if not self.auto:
             return (MODES[self.mode].name,) * len(found.units), False  # type: ignore[index]
         if not found.units and self.cost.client_memory is None:
@@ -212,8 +230,8 @@ class Request:
         return made
 
     def _by_rules(self, found: Subject, rules: Rules, make: Callable[[Rules, bool], T]) -> T:
-        """What `make` makes by these rules and one way, forward or not: where only the server
-        works, a rule's mode says which; the others leave it free."""
+        """Call `make` with these rules and a direction, forward or not. Where only the server
+        works, the mode's rule gives the direction; others leave it free."""
         forward = None if self.auto else MODES[self.mode].forward  # type: ignore[index]
         way = found.widens if forward is None else forward
         try:
@@ -233,7 +251,7 @@ class Request:
             ) from error
 
     def trace(self, arguments: Arguments, nested: bool) -> Subject:
-        """The program as it is differentiated. `nested`: as a part of another program."""
+        """Trace the program to be differentiated. `nested`: as a part of another program."""
         wrt = floating(arguments, self.names)
         given = arguments.rebuild(arguments.leaves)
         for name in self.names:
@@ -299,14 +317,16 @@ class Request:
             )
 
     def by_argument(self, row: Sequence[Any], arguments: Arguments) -> Any:
-        """Derivatives by the floating leaves, in the form of the arguments that were named."""
+        """Arrange derivatives with respect to the floating leaves in the structure of the named
+        arguments."""
         found = dict(zip(floating(arguments, self.names), row, strict=True))
         by_name = arguments.rebuild([found.get(i) for i in range(len(arguments.leaves))])
         chosen = tuple(by_name[name] for name in self.names)
         return chosen[0] if self.single else chosen
 
     def assemble(self, y: Any, arguments: Arguments, blocks: Blocks) -> Any:
-        """The derivative in the form of the result, and in that of the arguments at each leaf."""
+        """Arrange the derivative in the structure of the result, with that of the arguments at each
+        leaf."""
         flat, tree = jax.tree.flatten(y)
         rows = iter(blocks)
         per_leaf = [
@@ -316,7 +336,7 @@ class Request:
 
 
 def argument_names(program: Program, argnums: Argnums) -> tuple[tuple[str, ...], bool]:
-    """The names of the arguments to differentiate by, and whether it is just one."""
+    """Return the names of the arguments to differentiate by, and whether a single one was given."""
     if not isinstance(program, Program):
         raise ArgumentError.here(
             f"derivatives are taken of a program, got {program!r}. Decorate it with "
@@ -345,7 +365,7 @@ def argument_names(program: Program, argnums: Argnums) -> tuple[tuple[str, ...],
 
 
 def floating(arguments: Arguments, names: Sequence[str]) -> list[int]:
-    """The floating leaves of some of the arguments."""
+    """Return the positions of the floating leaves of some of the arguments."""
     named = zip(arguments.names, arguments.values, strict=True)
     return [i for i, (name, v) in enumerate(named) if name in names and is_float(v.aval)]
 

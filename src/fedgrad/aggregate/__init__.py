@@ -1,4 +1,4 @@
-"""How sums over clients are computed: their arithmetic, and the seam for other ways to sum."""
+"""Sums over clients: their arithmetic, and the interface for other ways to sum."""
 
 from fedgrad.aggregate.aggregator import Aggregator, plain
 

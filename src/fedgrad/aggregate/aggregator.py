@@ -1,9 +1,9 @@
-"""Other ways to sum: a pass from plan to plan, after differentiation.
+"""Other ways to sum, as a pass from plan to plan after differentiation.
 
-An aggregator works on *the list of sums of one message*. Its `encode` ends the client's stage, its
-`decode` begins the server's work behind that round, in loops too. What is encoded are ordinary
-arrays that are summed like all others, so whatever reads the plan (traffic, audit, drawing,
-exported stages) shows what really crosses.
+An aggregator works on *the list of sums of one message*. Its `encode` ends the client's stage, and
+its `decode` begins the server's work after that round, in loops too. Encoded values are ordinary
+arrays that are summed like all others, so everything that reads the plan (traffic, audit, drawing,
+exported stages) shows what is actually sent.
 """
 
 import dataclasses
@@ -24,11 +24,14 @@ Arrays = Sequence[jax.Array]
 
 @dataclass(frozen=True)
 class Aggregator:
-    """How the sums of a message are computed.
+    """Defines how the sums of a message are computed.
 
-    `encode`: at one client, the values that are to be summed -> the arrays that it sends.
-    `decode`: at the server, the sums of those arrays, and the values to be summed as shapes and
-    dtypes -> the sums of the values.
+    Args:
+        name: The name in error messages.
+        encode: At one client, maps the list of values to be summed to the list of arrays that it
+            sends.
+        decode: At the server, maps the sums of those arrays, and the shapes and dtypes of the
+            values, to the sums of the values.
     """
 
     name: str
@@ -36,7 +39,7 @@ class Aggregator:
     decode: Callable[[Arrays, Sequence[jax.ShapeDtypeStruct]], Arrays] = field(repr=False)
 
     def applied(self, plan: Graph) -> Graph:
-        """The same plan, in which every message is summed this way."""
+        """Return the same plan, with every message summed this way."""
         return plan if self is plain else changed(plan, self._graph)
 
     def _graph(self, graph: Graph) -> Graph:
@@ -51,7 +54,7 @@ class Aggregator:
         return dataclasses.replace(graph, equations=tuple(equations))
 
     def _exchange(self, x: Exchange) -> tuple[Exchange, tuple[Equation, ...]]:
-        """An exchange whose stage ends with encoding, and the decoding behind it."""
+        """Return an exchange whose stage ends with encoding, and the decoding that follows it."""
         if not x.up:
             return x, ()
         values, totals = [v for v, _ in x.up], [total for _, total in x.up]
@@ -75,8 +78,8 @@ class Aggregator:
         return exchange, (*decoding.equations, *named)
 
     def _equations(self, fun: Callable[[Any], Arrays], values: Sequence[Value]) -> Graph:
-        """A function of arrays as equations between values; they belong to the line of the first
-        that has one."""
+        """Trace a function of arrays to equations between values. They get the source line of the
+        first value that has one."""
 
         def arrays(*xs: Any) -> list[Any]:
             found = fun(list(xs))
@@ -94,7 +97,7 @@ class Aggregator:
 
 
 def _sum_of(encoded: Value, encoding: Graph, totals: Mapping[Value, Value]) -> Value:
-    """The sum of what was encoded: it belongs to the line of the first sum that is in it."""
+    """Return the sum of an encoded value, with the source line of the first sum that is in it."""
     inside = {encoded}
     for equation in reversed(encoding.equations):
         if any(v in inside for v in equation.outputs):

@@ -1,7 +1,7 @@
 """The arithmetic of sums over clients, for every executor.
 
-Nothing is added up in a dtype narrower than float32; sums of many parts make up for rounding. How
-partial sums travel between devices or nodes is somebody else's affair.
+Nothing is accumulated in a dtype narrower than float32, and sums of many parts compensate for
+rounding errors. How partial sums travel between devices or nodes is up to the executor.
 """
 
 from collections.abc import Sequence
@@ -9,27 +9,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedgrad.core.primitives import wide
 
 Array = jax.Array
-Sum = tuple[Array, Array]  # the sum so far, and what rounding has lost of it
+Sum = tuple[Array, Array]  # the sum so far, and the rounding error lost from it
 
-FEW = 64  # parts whose roundings are harmless
+FEW = 64  # number of parts whose rounding errors are harmless
 
 
 def in_order(parts: Sequence[Any]) -> Any:
-    """The sum of what clients sent, one after another: the same answers give the same digits."""
+    """Sum what clients sent, one after another, so that the same answers give the same digits."""
     dtype = parts[0].dtype
     total = parts[0].astype(wide(dtype))  # a copy, so that NumPy can add in place
-    for part in parts[1:]:
-        total += part.astype(wide(dtype))
-    return total.astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # as on the device
+        for part in parts[1:]:
+            total += part.astype(wide(dtype))
+        return total.astype(dtype)
 
 
 def stacked(x: Array, counts: Array | None = None) -> Array:
-    """Sum over the first axis, of those who count, in groups: so that the rounding error grows
-    with log n and not with n."""
+    """Sum over the first axis, in groups, so that the rounding error grows with log n instead of n.
+    `counts` selects the rows that are summed."""
     if counts is not None:
         x = jnp.where(counts.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))
     x = x.astype(wide(x.dtype))
@@ -41,13 +43,14 @@ def stacked(x: Array, counts: Array | None = None) -> Array:
 
 
 def zero(aval: Any) -> Sum:
-    """A sum of nothing."""
+    """Return an empty sum."""
     nothing = jnp.zeros(aval.shape, wide(aval.dtype))
     return nothing, nothing
 
 
 def add(so_far: Sum, x: Array, parts: int) -> Sum:
-    """One more of so many parts: a few roundings are harmless, many are made up for."""
+    """Add one of `parts` parts. Rounding errors of a few parts are harmless; those of many are
+    compensated."""
     total, lost = so_far
     new = total + x
     if parts <= FEW or not jnp.issubdtype(x.dtype, jnp.inexact):
@@ -57,7 +60,8 @@ def add(so_far: Sum, x: Array, parts: int) -> Sum:
 
 
 def finish(so_far: Sum) -> Array:
-    """The sum. An infinite one has lost inf - inf, which is NaN, and nothing is made up for."""
+    """Return the sum with its compensation. Where the sum is infinite, the compensation is NaN (inf
+    - inf) and is not applied."""
     total, lost = so_far
     if not jnp.issubdtype(total.dtype, jnp.inexact):
         return total

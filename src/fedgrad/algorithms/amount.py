@@ -1,4 +1,4 @@
-"""How much a client does in a round: a number, or a function of the round number."""
+"""The amount of a client's work in a round: a number, or a function of the round number."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +15,15 @@ Amount = int | Callable[[Any], Any]
 
 
 def how_much(name: str, amount: Amount, hyper: Hyper) -> Any:
-    """The number of this round: a schedule's is rounded, and at least 1."""
+    """Return the amount in this round: a schedule's value is rounded, and at least 1."""
     if not callable(amount):
         return amount
     return jnp.maximum(jnp.round(hyper[name]), 1).astype(jnp.int32)
 
 
 def most(name: str, amount: Any) -> int:
-    """The most that a number, a schedule or a factor times one asks for, in as many rounds as can
-    be looked at quickly."""
+    """Return the maximum of a number, a schedule or a factor times one, over as many rounds as can
+    be checked quickly."""
     found = with_schedules({name: amount})[name]
     factor, found = (found.factor, found.schedule) if isinstance(found, Scaled) else (1, found)
     values = found.values(LOOKED_AT) if isinstance(found, Schedule) else found
@@ -36,8 +36,8 @@ def most(name: str, amount: Any) -> int:
 
 
 def require_bounded(name: str, found: Any, bound: int) -> None:
-    """Refuse a schedule, or a number, that asks for more than what loops were made for. One that is
-    only known when a round runs makes that round's model and loss NaN (`Examples.fold`)."""
+    """Refuse an amount beyond the bound that the loops were made for. One that is only known when a
+    round runs makes that round's model and loss NaN (`Examples.fold`)."""
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(found))
     if not traced and most(name, found) > bound:
         raise ArgumentError.here(

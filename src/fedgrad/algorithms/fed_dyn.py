@@ -1,4 +1,4 @@
-"""FedDyn: clients keep the gradient of their own loss, so that all end at one optimum."""
+"""FedDyn: clients keep the gradient of their own loss, so that all converge to one optimum."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +23,7 @@ from fedgrad.core.types import Hyper, Key, Params
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FedDynState:
-    """What the server keeps between rounds: `gradient` is the mean of all clients' ones."""
+    """The server's state: `gradient` is the mean of the gradients of all clients."""
 
     server: ServerState
     gradient: Any
@@ -37,24 +37,34 @@ class FedDynState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FedDynClient:
-    """What a client keeps between rounds: the gradient of its loss where it last ended."""
+    """A client's state: the gradient of its loss where its last local training ended."""
 
     gradient: Any
-    clients: Any  # how many there are
+    clients: Any  # the number of all clients
 
 
 @named
 def fed_dyn(
     loss: Loss, client: Any = 0.1, proximal_weight: Any = 0.1, *, weighting: str = "uniform"
 ) -> Algorithm:
-    """FedDyn (Acar et al. 2021), with m clients and α = `proximal_weight`; client k ends at θ_k:
+    """FedDyn, with m clients and α = `proximal_weight`; client k ends at θ_k:
 
-    θ_k minimises F_k(θ) - <g_k, θ> + α/2 |θ - θ_server|²;   g_k -= α (θ_k - θ_server)
+    θ_k minimizes F_k(θ) - <g_k, θ> + α/2 |θ - θ_server|²;   g_k -= α (θ_k - θ_server)
     h -= α/m Σ (θ_k - θ_server);                             θ_server = mean(θ_k) - h / α
 
-    Clients come near θ_k by local training. Each keeps one model. It is sent α, and sends one
-    number more than in FedAvg, the number of all clients; with another `weighting` a model and two
-    numbers more. Where α is 0, it is FedAvg.
+    Clients approximate θ_k by local training. Each keeps one model and sends one (two, unless
+    `weighting` is uniform). With α = 0 it is FedAvg.
+
+    Args:
+        loss: The loss `(params, batch)`, one number per example.
+        client: Local training or a learning rate, as for `fed_avg`.
+        proximal_weight: The weight α, a hyperparameter.
+        weighting: How clients are weighted in the mean, as for `fed_opt`.
+
+    Returns:
+        An algorithm whose clients keep a state.
+
+    Reference: Acar et al. 2021, "Federated learning based on dynamic regularization".
     """
 
     def dynamic(params: Params, start: Params, hyper: Hyper) -> Any:
@@ -62,7 +72,7 @@ def fed_dyn(
         return jax.tree.map(lambda w, w0, g: weight * (w - w0) - g, params, start, own)
 
     work = following(client, plus(dynamic))
-    ours = Optimizer(optax.sgd, {}, {"learning_rate": 1.0})  # which is no hyperparameter
+    ours = Optimizer(optax.sgd, {}, {"learning_rate": 1.0})  # not a hyperparameter
     plain = fed_opt(
         loss,
         server=ours,
@@ -89,7 +99,7 @@ def fed_dyn(
         done = trained(work, loss, state.params, hyper, cohort, key, gradient=own)
         got = leaving(weighting, done, {"model update": done.update, "training loss": done.loss})
         far = widened(done.update)
-        # Where all count alike it is that mean again, which is not sent twice.
+        # With uniform weights this repeats the sum above, which is not sent twice.
         with jax.named_scope("model update"):
             went = sum(far)
         with jax.named_scope("number of all clients"):

@@ -1,4 +1,4 @@
-"""FedNova: clients that take more steps do not pull the model towards their own optimum."""
+"""FedNova: clients that take more steps do not pull the model toward their own optimum."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,32 +20,32 @@ from fedgrad.core.types import Hyper, Key, Params
 
 @dataclass(frozen=True)
 class PerStep:
-    """Local training of which a client tells how far it went per step."""
+    """Local training in which clients report their update per step."""
 
     work: LocalTraining
 
     @property
     def optimizer(self) -> Optimizer:
-        """Of the clients."""
+        """The clients' optimizer."""
         return self.work.optimizer
 
     @property
     def hyper(self) -> dict[str, Any]:
-        """How much is done, where that is a schedule."""
+        """The amount of work, where it is a schedule."""
         return self.work.hyper
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is done: the usual, of which a client tells more."""
+        """The settings of the underlying local training."""
         return self.work.settings
 
     def require(self, hyper: Hyper) -> None:
-        """Refuse what local training does."""
+        """Refuse whatever local training refuses."""
         self.work.require(hyper)
 
     def steps(self, examples: Examples, hyper: Hyper) -> jax.Array:
-        """|a_i|₁: how often gradients have moved a client's model. With momentum, an early one
-        moves it in all later steps too."""
+        """Return |a_i|₁, the sum of how often each gradient has moved a client's model. With
+        momentum, an early gradient moves it in all later steps too."""
         steps = jnp.asarray(self.work.steps_of(examples, hyper), jnp.result_type(float))
         decay = hyper["client"].get("momentum")
         if decay is None:
@@ -54,7 +54,7 @@ class PerStep:
             return (steps - decay * (1 - decay**steps) / (1 - decay)) / (1 - decay)
 
     def training(self, loss: Loss) -> Training:
-        """All of a client's work in a round."""
+        """Return the function that does all of a client's work in a round."""
         train = self.work.training(loss)
 
         def one(start: Params, examples: Examples, hyper: Hyper, key: Key) -> tuple[Any, jax.Array]:
@@ -70,14 +70,26 @@ class PerStep:
 def fed_nova(
     loss: Loss, client: Any = 0.1, server_learning_rate: Any = 1.0, *, weighting: str = "examples"
 ) -> Algorithm:
-    """FedNova (Wang et al. 2020, "Tackling the objective inconsistency problem"): with the weights
-    p_i of clients that took steps of a total |a_i|₁ and went Δ_i = start - end,
+    """FedNova: normalizes client updates by the number of local steps.
+
+    With client weights p_i, total steps |a_i|₁ and updates Δ_i = start - end,
 
     x -= server_learning_rate (Σ p_i |a_i|₁) Σ p_i Δ_i / |a_i|₁
 
-    Where all clients take as many steps it is FedAvg; where those with more examples take more, it
-    still minimises the mean of their losses. Clients: SGD, |a_i|₁ is their number of steps; or
-    with momentum, `fg.optimizer(optax.sgd, learning_rate=0.1, momentum=0.9)`.
+    If all clients take the same number of steps, it is FedAvg; if clients with more examples take
+    more steps, it still minimizes the mean of their losses.
+
+    Args:
+        loss: The loss `(params, batch)`, one number per example.
+        client: Local training with SGD, where |a_i|₁ is the number of steps, or with momentum:
+            `fg.optimizer(optax.sgd, learning_rate=0.1, momentum=0.9)`.
+        server_learning_rate: The learning rate of the server.
+        weighting: How clients are weighted, as for `fed_opt`.
+
+    Returns:
+        An algorithm.
+
+    Reference: Wang et al. 2020, "Tackling the objective inconsistency problem".
     """
     local = as_local(client)
     known = {"learning_rate", "momentum"}

@@ -1,6 +1,6 @@
-"""FedOpt: clients train, the server applies the mean of how far they went as a gradient.
+"""FedOpt: clients train, and the server applies the mean of their updates as a gradient.
 
-It is the one implementation; the named algorithms (variants.py) are each only their difference.
+This is the only implementation; each named algorithm (variants.py) states only how it differs.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +22,7 @@ from fedgrad.algorithms.settings import settings_of
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments
 from fedgrad.core.graph import CLIENTS
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.program import broadcast, client_key, mean, program
 from fedgrad.core.types import Hyper, Key, Params
 
@@ -29,25 +30,25 @@ from fedgrad.core.types import Hyper, Key, Params
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ServerState:
-    """What the server keeps between rounds."""
+    """The state of the server between rounds."""
 
     params: Params
     optimizer: Any
-    rounds: Any = None  # how many there were, where a schedule has to know
-    # What rounding has taken from a model in float16 or bfloat16: small steps would be lost, and
-    # with them how far a server that estimates its rate (Prodigy, DoG) has come.
+    rounds: Any = None  # the number of rounds so far, if a schedule needs it
+    # The rounding error of a model in float16 or bfloat16. Without it small steps would be lost,
+    # and with them the progress of a server that estimates its rate (Prodigy, DoG).
     lost: Any = None
 
     @classmethod
     def first(cls, made: Any, params: Params, rounds: Any) -> "ServerState":
-        """The one before the first round."""
+        """Return the state before the first round."""
         whole = widened(params)
         narrow = jax.tree.map(jnp.result_type, whole) != jax.tree.map(jnp.result_type, params)
         lost = jax.tree.map(jnp.zeros_like, whole) if narrow else None
         return cls(params, start_of(made, params), rounds, lost)
 
     def step(self, made: Any, update: Any, **measured: Any) -> "ServerState":
-        """The next one: a step of the server's optimizer, with the mean update for a gradient."""
+        """Return the state after a step of the server's optimizer along the mean update."""
         rounds = None if self.rounds is None else self.rounds + 1
         if self.lost is None:
             params, kept = apply(made, update, self.optimizer, self.params, **measured)
@@ -59,10 +60,10 @@ class ServerState:
         return ServerState(params, kept, rounds, lost)
 
 
-# What to measure of a client, by name: (its update, its examples, the hyperparameters it was sent)
+# Statistics of a client, by name: (its update, its examples, the hyperparameters it was sent).
 Measure = Callable[[Any, Examples, Any], dict[str, jax.Array]]
 
-# How much a client counts, from its number of examples and the hyperparameters. None: all alike.
+# The weight of a client, from its number of examples and the hyperparameters. None: all equal.
 WEIGHTINGS: dict[str, Callable[[jax.Array, Any], Any]] = {
     "examples": lambda count, hyper: count,
     "uniform": lambda count, hyper: None,
@@ -82,18 +83,37 @@ def fed_opt(
     hyper: Mapping[str, Any] = {},
     measure: Measure | None = None,
 ) -> Algorithm:
-    """Algorithm 1 of the paper, for any model, loss and pair of optax optimizers.
+    """FedOpt, Algorithm 1 of the paper, for any model, loss and pair of optax optimizers.
 
-    `loss(params, batch)` gives one loss per example (or one number, then it is called with one
-    example at a time); with a third argument `key` it may be random. `server`:
-    `fg.optimizer(optax.sgd, learning_rate=0.1)`, whose floats are hyperparameters, or a plain optax
-    optimizer. `client`: what clients do in a round, `fg.local_training(...)`; an optimizer or a
-    learning rate is local training with it. `weighting`: clients count by their `"examples"`, all
-    alike (`"uniform"`), or as their number of examples to the power of the hyperparameter
-    `weight_exponent` (`"power"`).
+    In every round, clients train from the server's model x and send Δ_i = start - end; the server
+    updates x with its optimizer, where the weighted mean of Δ_i takes the place of the gradient.
 
-    What variants change besides: further hyperparameters (`hyper`), and what to `measure` of each
-    client's update, whose mean is given to the server's optimizer by name.
+    Args:
+        loss: `loss(params, batch)` returns one loss per example (or one number; then it is called
+            with one example at a time). With a third argument `key` it may be random.
+        server: `fg.optimizer(optax.sgd, learning_rate=0.1)`, whose floats are hyperparameters, or a
+            plain optax optimizer.
+        client: The work of clients in a round, `fg.local_training(...)`; an optimizer or a learning
+            rate means local training with it.
+        weighting: The weight of a client: its number of `"examples"`, equal weights (`"uniform"`),
+            or its number of examples to the power of the hyperparameter `weight_exponent`
+            (`"power"`).
+        hyper: Further hyperparameters of a variant.
+        measure: Statistics of each client's update; their means are passed to the server's
+            optimizer by name.
+
+    Returns:
+        An algorithm.
+
+    Raises:
+        ArgumentError: If the loss, an optimizer or the weighting is not valid.
+
+    Example:
+
+        server = fg.optimizer(optax.adam, learning_rate=0.01)
+        algorithm = fg.fed_opt(loss, server=server, client=fg.local_training(0.1, epochs=2))
+
+    Reference: Reddi et al. 2021, "Adaptive federated optimization".
     """
     require_loss(loss)
     if weighting not in WEIGHTINGS:
@@ -104,6 +124,7 @@ def fed_opt(
     defaults = {"server": ours.defaults, **theirs, **power, **hyper}
 
     def init(params: Params, hyper: Hyper | None = None) -> ServerState:
+        require_lossless(params, "The model")
         params, first = jax.tree.map(_trainable, params), names_of.at(hyper, 0)
         require_no_restart(work.optimizer.build(first["client"]), params)
         work.require(hyper)
@@ -130,19 +151,21 @@ def fed_opt(
 
 @dataclass(frozen=True)
 class Trained:
-    """What a client did in a round."""
+    """The work of a client in a round."""
 
     examples: Examples
-    hyper: Hyper  # what it was sent
-    update: Any  # how far it went: start - end
+    hyper: Hyper  # as sent to the client
+    update: Any  # start - end
     loss: jax.Array
 
 
 def trained(
     work: Work, loss: Loss, params: Params, hyper: Hyper, cohort: Any, key: Key, **own: Any
 ) -> Trained:
-    """The server sends the model and the hyperparameters of clients, and they train. `own`: what a
-    client knows besides."""
+    """Broadcast the model and the clients' hyperparameters, and train.
+
+    `own`: further values that only the client knows.
+    """
     examples = Examples.of(cohort)
     theirs = broadcast({name: value for name, value in hyper.items() if name != "server"})
     train = work.training(sent(loss))
@@ -151,8 +174,8 @@ def trained(
 
 
 def leaving(weighting: str, done: Trained, sums: Mapping[str, Any]) -> dict[str, Any]:
-    """The means over clients of what leaves them, by the name that an audit shows. If nobody counts
-    the model stays, and there is no loss."""
+    """Return the means over clients of what they send, by the name that an audit shows. If no
+    client has weight, the model stays and the loss is NaN."""
     weights = WEIGHTINGS[weighting](done.examples.count, done.hyper)
     got = {}
     for name, part in sums.items():
@@ -164,7 +187,7 @@ def leaving(weighting: str, done: Trained, sums: Mapping[str, Any]) -> dict[str,
 
 
 def now(state: ServerState, hyper: Hyper) -> Hyper:
-    """The hyperparameters of this round, numbers."""
+    """Return the hyperparameters of this round, with schedules replaced by numbers."""
     scheduled = names_of.schedules(hyper)
     if scheduled and state.rounds is None:
         raise ArgumentError.here(
@@ -186,4 +209,4 @@ def _trainable(leaf: Any) -> jax.Array:
             "the others out: eqx.partition(model, eqx.is_inexact_array) or nnx.split(model, "
             "nnx.Param, ...)."
         )
-    return jnp.asarray(array, array.dtype)  # a Python number has no fixed dtype yet
+    return jnp.asarray(array, array.dtype)  # a Python number is weakly typed

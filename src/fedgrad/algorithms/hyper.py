@@ -1,4 +1,4 @@
-"""Hyperparameters are a nested dict; each has a dotted name, `server.learning_rate`.
+"""Hyperparameters: a nested dict, each with a dotted name such as `server.learning_rate`.
 
 Each is a number, or a schedule: a function of the round number.
 """
@@ -16,11 +16,11 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.core.primitives import Literal, promoting
 from fedgrad.core.types import Hyper
 
-LOOKED_AT = 10_000  # rounds of a schedule, where somebody asks what it says in all of them
+LOOKED_AT = 10_000  # how many rounds of a schedule are checked
 
 
 class NoNumber:
-    """What knows its number only when it is told the round."""
+    """A value that is a number only for a given round."""
 
     def _is_no_number(self, *_: Any) -> NoReturn:
         raise ArgumentError.here(
@@ -29,12 +29,12 @@ class NoNumber:
             "rounds: 0, 1, 2, ..."
         )
 
-    # Whoever writes a round and forgets about schedules comes by one of these.
+    # A round that forgets about schedules ends up in one of these.
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _is_no_number
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _is_no_number
     __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = _is_no_number
     __array__ = __jax_array__ = _is_no_number
-    __array_ufunc__ = None  # numpy leaves the operation to us
+    __array_ufunc__ = None  # makes numpy defer to us
 
 
 @jax.tree_util.register_static
@@ -42,20 +42,21 @@ class NoNumber:
 class Schedule(NoNumber):
     """A hyperparameter that is a function of the round number: 0, 1, 2, ...
 
-    It is a node of the tree without leaves, so the leaves of `hyper` are numbers all the same.
+    It is a pytree node without leaves, so that all leaves of `hyper` are numbers.
     """
 
     value: Callable[[Any], Any]
 
     def at(self, round: Any) -> Any:
-        """Its number of a round. Schedules of optax count on promotion."""
-        # Divided, an int32 is a float32; under x64 schedules are as exact as other numbers.
+        """Return its number for a round. Schedules of optax rely on type promotion."""
+        # Dividing an int32 gives a float32; with x64, schedules should be as exact as other
+        # numbers.
         number = round if isinstance(round, int) else jnp.asarray(round, int)
         with promoting():
             return self.value(number)
 
     def values(self, rounds: int) -> np.ndarray:
-        """Its numbers of so many rounds, also while something is traced."""
+        """Return its numbers for so many rounds, also under tracing."""
         with jax.ensure_compile_time_eval():
             return np.asarray(jax.vmap(self.at)(jnp.arange(rounds, dtype=jnp.int32)))
 
@@ -65,27 +66,27 @@ class Schedule(NoNumber):
 )
 @dataclass(frozen=True)
 class Scaled(NoNumber):
-    """A schedule times a factor, which is a number: it can be changed, drawn and learned, by the
-    name `client.learning_rate.factor`. `fg.self_tuning(..., learn="client.learning_rate")` makes
-    one of a schedule."""
+    """A schedule times a factor, which is a number: it can be changed, sampled and learned as
+    `client.learning_rate.factor`. `fg.self_tuning(..., learn="client.learning_rate")` creates one
+    from a schedule."""
 
     schedule: Schedule
     factor: Any = 1.0
 
     def at(self, round: Any) -> Any:
-        """Its number of a round."""
+        """Return its number for a round."""
         with promoting():
             return self.factor * self.schedule.at(round)
 
 
 def paths(hyper: Hyper) -> dict[str, Any]:
-    """Every hyperparameter that is a number (or several), by its dotted name."""
+    """Return every hyperparameter that is a number or an array, by dotted name."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(hyper)
     return {_dotted(path): leaf for path, leaf in leaves}
 
 
 def schedules(hyper: Hyper) -> dict[str, Schedule]:
-    """Every hyperparameter that is a schedule, by its dotted name."""
+    """Return every hyperparameter that is a schedule, by dotted name."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(hyper, is_leaf=_follows_rounds)
     return {
         _dotted(path): leaf.schedule if isinstance(leaf, Scaled) else leaf
@@ -95,7 +96,7 @@ def schedules(hyper: Hyper) -> dict[str, Schedule]:
 
 
 def at(hyper: Hyper, round: Any) -> Hyper:
-    """The hyperparameters of a round, all of them numbers; the first round is 0."""
+    """Return the hyperparameters of a round, all of them numbers; the first round is 0."""
 
     def value(leaf: Any) -> Any:
         return leaf.at(round) if _follows_rounds(leaf) else leaf
@@ -104,8 +105,8 @@ def at(hyper: Hyper, round: Any) -> Hyper:
 
 
 def scalable(hyper: Hyper, names: str | Iterable[str]) -> Hyper:
-    """The hyperparameters with every schedule at or below these names as a `Scaled` one, whose
-    factor is 1."""
+    """Return the hyperparameters with every schedule at or below these names as a `Scaled` one,
+    with a factor of 1."""
     chosen = [names] if isinstance(names, str) else list(names)
 
     def scaled(path: Any, leaf: Any) -> Any:
@@ -117,7 +118,7 @@ def scalable(hyper: Hyper, names: str | Iterable[str]) -> Hyper:
 
 
 def multiplied(hyper: Hyper, names: Iterable[str], factor: Any) -> Hyper:
-    """The hyperparameters with these times a factor, numbers as well as schedules."""
+    """Return the hyperparameters with these, numbers or schedules, multiplied by a factor."""
     chosen = [*names]
 
     def times(path: Any, leaf: Any) -> Any:
@@ -129,18 +130,17 @@ def multiplied(hyper: Hyper, names: Iterable[str], factor: Any) -> Hyper:
 
 
 def with_schedules(hyper: Hyper) -> Hyper:
-    """The hyperparameters with every function of the round number as a `Schedule`, checked."""
+    """Return the hyperparameters with functions of the round number as checked `Schedule`s."""
     known, _ = _flatten(hyper)
     found = {name: leaf for name, leaf in known.items() if callable(leaf)}
-    return replace(hyper, found) if found else hyper  # in the order in which it was written
+    return replace(hyper, found) if found else hyper  # keeps the order
 
 
 def depends_on_its_number(fun: Any) -> bool:
-    """Whether this is a function of one whole number, to a number or a truth value that is not the
-    same for all."""
+    """Return whether this is a function of one integer whose number or boolean depends on it."""
     try:
         jaxpr = jax.make_jaxpr(Schedule(fun).at)(jax.ShapeDtypeStruct((), jnp.int32)).jaxpr
-    except Exception:  # whatever a function does that was not made for a number
+    except Exception:  # not a function of a number
         return False
     if len(jaxpr.outvars) != 1 or jaxpr.outvars[0].aval.shape:
         return False
@@ -153,7 +153,7 @@ def depends_on_its_number(fun: Any) -> bool:
 
 
 def select(hyper: Hyper, names: str | Iterable[str]) -> list[str]:
-    """The dotted names of all leaves at or below these: `server` means all of the server's."""
+    """Return the dotted names of all leaves at or below these: `server` means all of its leaves."""
     known = _flatten(hyper)[0]
     chosen: list[str] = []
     for name in [names] if isinstance(names, str) else list(names):
@@ -167,7 +167,7 @@ def select(hyper: Hyper, names: str | Iterable[str]) -> list[str]:
 
 
 def require_number(name: str, leaf: Any, done: str) -> None:
-    """Refuse to have a schedule `done`: learned, or drawn."""
+    """Refuse a schedule where a number is to be `done`: learned, or drawn."""
     if _is_schedule(leaf):
         raise ArgumentError.here(
             f"{name!r} is a schedule, {leaf.value!r}: the number of the round says what it is, so "
@@ -177,8 +177,8 @@ def require_number(name: str, leaf: Any, done: str) -> None:
 
 
 def replace(hyper: Hyper, values: Mapping[str, Any]) -> Hyper:
-    """The hyperparameters with some of them changed, by dotted name or nested as they are; a
-    function of the round number is a schedule."""
+    """Return the hyperparameters with some changed, by dotted name or nested; a function of the
+    round number is a schedule."""
     known, tree = _flatten(hyper)
     values, _ = _flatten(dict(values), or_none=True)
     for name, value in values.items():
@@ -207,10 +207,10 @@ def _follows_rounds(leaf: Any) -> bool:
 
 
 def _gives_a_number(fun: Any) -> bool:
-    """Whether this is a schedule: a function that gives a number for the number of a round."""
+    """Return whether this is a schedule: a function from a round number to a number."""
     try:
         found = jax.eval_shape(Schedule(fun).at, jax.ShapeDtypeStruct((), jnp.int32))
-    except Exception:  # whatever a function does that was not made for the number of a round
+    except Exception:  # not a function of a round number
         return False
     real = isinstance(found, jax.ShapeDtypeStruct) and not found.shape
     return real and jnp.isdtype(found.dtype, ("real floating", "integral"))

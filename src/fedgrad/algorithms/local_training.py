@@ -1,4 +1,4 @@
-"""What a client does in a round: steps of its own optimizer on its own examples."""
+"""Local training: the steps of a client's own optimizer on its own examples."""
 
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -27,12 +27,12 @@ from fedgrad.core.types import Batch, Hyper, Key, Params
 
 # (params, model of the server, batch, mask, hyper, key) -> (loss, gradient)
 Gradient = Callable[[Any, Any, Any, jax.Array, Any, jax.Array | None], tuple[jax.Array, Any]]
-# (model of the server, examples, hyper, key) -> (how far the client went: start - end, its loss)
+# (model of the server, examples, hyper, key) -> (the update start - end, the loss)
 Training = Callable[[Any, Examples, Any, jax.Array], tuple[Any, jax.Array]]
 
 
 def plain_gradient(loss: Loss) -> Gradient:
-    """The gradient of the mean loss of a batch."""
+    """Return the gradient of the mean loss of a batch."""
 
     def gradient(
         params: Params, start: Params, batch: Batch, mask: jax.Array, hyper: Hyper, key: Key | None
@@ -43,8 +43,8 @@ def plain_gradient(loss: Loss) -> Gradient:
 
 
 def plus(correction: Callable[[Params, Params, Hyper], Any]) -> Callable[[Loss], Gradient]:
-    """The gradient of a batch, and what a step follows besides: a function of the model, of the
-    model that the round began with, and of the hyperparameters."""
+    """Return the gradient of a batch plus a correction: a function of the model, of the model at
+    the start of the round, and of the hyperparameters."""
 
     def corrected(loss: Loss) -> Gradient:
         plain = plain_gradient(loss)
@@ -65,14 +65,22 @@ def plus(correction: Callable[[Params, Params, Hyper], Any]) -> Callable[[Loss],
 @known_fields
 @dataclass(frozen=True, repr=False)
 class LocalTraining:
-    """What a client does in a round, for `client=` of `fg.fed_opt` and its family.
+    """The work of a client in a round, for `client=` of `fg.fed_opt` and its family.
 
-    `optimizer`: a learning rate of SGD (a number, one for each layer, or a schedule), an
-    `fg.optimizer(optax.adam, learning_rate=0.1)`, whose floats are hyperparameters, or a plain
-    optax optimizer; it starts anew in every round. `epochs` over a client's examples (by default
-    1), or a number of `steps`, in batches of `batch_size`; either can be a schedule, a function of
-    the round number. `shuffle` by the round's key. `gradient`: from a loss, what a step follows
-    instead of the gradient of its batch.
+    Attributes:
+        optimizer: A learning rate of SGD (a number, one for each layer, or a schedule), an
+            `fg.optimizer(optax.adam, learning_rate=0.1)`, whose floats are hyperparameters, or a
+            plain optax optimizer. It starts anew in every round.
+        batch_size: The batch size.
+        epochs: Passes over a client's examples, by default 1; may be a schedule, a function of the
+            round number.
+        steps: The number of steps instead of `epochs`; may be a schedule.
+        shuffle: Whether to shuffle the examples, by the round's key.
+        gradient: A function from a loss to the gradient that steps follow instead of the batch's.
+
+    Example:
+
+        fg.fed_avg(loss, fg.local_training(0.1, batch_size=10, epochs=2))
     """
 
     optimizer: Any = 0.1
@@ -103,13 +111,13 @@ class LocalTraining:
 
     @property
     def hyper(self) -> dict[str, Any]:
-        """How much is done, where that is a schedule: it is a hyperparameter then."""
+        """The amount of work, if it is a schedule and thus a hyperparameter."""
         both = {"epochs": self.epochs, "steps": self.steps}
         return {name: value for name, value in both.items() if callable(value)}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is done, in words and numbers."""
+        """The settings, in words and numbers."""
         told = {"batch_size": self.batch_size, "optimizer": self.optimizer.words}
         return {**told, **self._amount, "shuffle": self.shuffle}
 
@@ -118,21 +126,21 @@ class LocalTraining:
         return {"epochs": self.epochs or 1} if self.steps is None else {"steps": self.steps}
 
     def require(self, hyper: Hyper) -> None:
-        """Refuse more work than there is room for."""
+        """Refuse more work than the loops were made for."""
         for name, schedule in self.hyper.items():
             require_bounded(name, hyper[name], most(name, schedule))
 
     def steps_of(self, examples: Examples, hyper: Hyper) -> Any:
-        """How many steps a client with these examples takes."""
+        """Return how many steps a client with these examples takes."""
         batches = -(-examples.count // self.batch_size)
         if self.steps is None:
             return batches * how_much("epochs", self.epochs or 1, hyper)
         return how_much("steps", self.steps, hyper)
 
     def training(self, loss: Loss) -> Training:
-        """All of a client's work in a round."""
+        """Return the function that does all of a client's work in a round."""
         slope = self.gradient(loss)
-        # A loop that can be differentiated knows how long it can be.
+        # A differentiable loop needs a bound on its length.
         bound = next((most(name, schedule) for name, schedule in self.hyper.items()), None)
 
         def train(
@@ -170,7 +178,7 @@ local_training = known_arguments(called="local_training")(LocalTraining)
 
 @dataclass(frozen=True)
 class WholeGradient:
-    """A client's gradient of all of its examples, so many of them at a time: no steps at all."""
+    """The gradient of all of a client's examples, computed in batches, instead of local steps."""
 
     batch_size: int
     optimizer: Optimizer = field(default_factory=lambda: Optimizer(optax.identity, {}))
@@ -181,14 +189,14 @@ class WholeGradient:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is done: there are no steps."""
+        """The settings; there are no steps."""
         return {"batch_size": self.batch_size}
 
     def require(self, hyper: Hyper) -> None:
-        """There is nothing to refuse."""
+        """Accept all hyperparameters."""
 
     def training(self, loss: Loss) -> Training:
-        """All of a client's work in a round."""
+        """Return the function that computes the gradient and the loss of a client."""
 
         def train(
             start: Params, examples: Examples, hyper: Hyper, key: Key
@@ -203,11 +211,11 @@ class WholeGradient:
 
 @runtime_checkable
 class Work(Protocol):
-    """What clients do in a round."""
+    """The work of clients in a round."""
 
     @property
     def optimizer(self) -> Optimizer:
-        """Of the clients, whose hyperparameters are called `client`."""
+        """The clients' optimizer, whose hyperparameters are named `client`."""
 
     @property
     def hyper(self) -> dict[str, Any]:
@@ -215,29 +223,29 @@ class Work(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is done, in words and numbers: for config.json and reports."""
+        """The settings, in words and numbers: for config.json and reports."""
 
     def require(self, hyper: Hyper) -> None:
-        """Refuse hyperparameters to start with that cannot be worked with."""
+        """Refuse unusable initial hyperparameters."""
 
     def training(self, loss: Loss) -> Training:
-        """All of a client's work in a round."""
+        """Return the function that does all of a client's work in a round."""
 
 
 def as_work(client: Any) -> Work:
-    """What `client=` stands for: an optimizer or a learning rate are local training with it."""
+    """Return the work for `client=`; an optimizer or a learning rate means local training."""
     return client if isinstance(client, Work) else as_local(client)
 
 
 def as_local(client: Any) -> LocalTraining:
-    """The same, of an algorithm that needs local training."""
+    """Like `as_work`, for an algorithm that needs local training."""
     return client if isinstance(client, LocalTraining) else local_training(client)
 
 
 def require_sgd(
     work: LocalTraining, name: str, why: str, known: Collection[str] = ("learning_rate",)
 ) -> None:
-    """Refuse another optimizer of clients than SGD, with hyperparameters that are known."""
+    """Refuse client optimizers other than SGD with these hyperparameters."""
     found = work.optimizer
     if found.make is not optax.sgd or not set(found.defaults) <= {*known} or found.fixed:
         raise ArgumentError.here(
@@ -247,7 +255,7 @@ def require_sgd(
 
 
 def following(client: Any, gradient: Callable[[Loss], Gradient]) -> LocalTraining:
-    """Local training whose steps follow another gradient."""
+    """Return local training whose steps follow another gradient."""
     made = as_local(client)
     if made.gradient is not plain_gradient:
         raise ArgumentError.here(
@@ -266,7 +274,7 @@ def _of_clients(given: Any) -> Optimizer:
 
 
 def _is_rate(leaf: Any) -> bool:
-    """A number, or a function of the round number; not one that makes optimizers."""
+    """Return whether this is a number or a schedule, and not an optimizer factory."""
     if callable(leaf):
         return not asks_for(leaf, "learning_rate")
     return is_number(leaf) or type(leaf) is int

@@ -1,4 +1,4 @@
-"""What a round tells about itself: declared once, for algorithms and for everybody who reads it."""
+"""The metrics of a round, declared once for the algorithms that make them and all who read them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -14,23 +14,23 @@ from fedgrad.core.errors import ArgumentError, known_fields
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Metrics:
-    """The metrics of a round; what an algorithm does not have is None or empty.
+    """The metrics of a round; those that an algorithm does not have are None or empty.
 
     In a history, a log and a report each has a name: `loss`, `hyper.server.learning_rate`,
     `eval.test.accuracy`. Those in `extra` have no prefix.
     """
 
-    loss: Any = None  # of the cohort, while it trains
-    gradient_loss: Any = None  # of the gradient cohort, which is what hypergradients are of
+    loss: Any = None  # the training loss of the cohort
+    gradient_loss: Any = None  # of the gradient cohort; hypergradients are its derivatives
     hyper: Mapping[str, Any] = field(default_factory=dict)  # learned, as used, by dotted name
     hypergradient: Mapping[str, Any] = field(default_factory=dict)  # the derivatives by these
-    rejected: Any = None  # how often a guard stepped in
+    rejected: Any = None  # how often a guard intervened
     extra: Mapping[str, Any] = field(default_factory=dict)  # an algorithm's own, by name
     eval: Mapping[str, Any] = field(default_factory=dict)  # of evaluations; `fg.fit` adds them
-    seconds: Any = None  # that the round took; `fg.fit` adds it
+    seconds: Any = None  # duration of the round; `fg.fit` adds it
 
     def named(self) -> dict[str, Any]:
-        """All of them by name, in the order of the leaves of this pytree."""
+        """Return all of them by name, in the order of the leaves of this pytree."""
         found: dict[str, Any] = {}
         for path, value in paths(self).items():
             name = path.removeprefix("extra.")
@@ -43,7 +43,7 @@ class Metrics:
 
     @staticmethod
     def of(named: Mapping[str, Any]) -> "Metrics":
-        """Metrics from what each name has: a number, or a column of a history."""
+        """Return metrics from values by name: numbers, or columns of a history."""
         found: dict[str, Any] = {group: {} for group in GROUPS}
         for name, value in named.items():
             first, _, rest = name.partition(".")
@@ -57,7 +57,7 @@ class Metrics:
 
 
 def require_metrics(found: Any) -> Metrics:
-    """What a round gave, if it is that."""
+    """Return the metrics of a round; refuse anything else."""
     if not isinstance(found, Metrics):
         raise ArgumentError.here(
             f"A round gives (state, metrics); its metrics are {type(found).__name__}. Give "

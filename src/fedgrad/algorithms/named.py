@@ -1,4 +1,4 @@
-"""What all named algorithms take besides their own: the usual work of a client, in keywords."""
+"""Keywords for local training that all named algorithms share."""
 
 import functools
 import inspect
@@ -12,18 +12,20 @@ from fedgrad.algorithms.objective import OF_THE_LOSS
 from fedgrad.algorithms.settings import titled
 from fedgrad.core.errors import ArgumentError, known_arguments
 
-# What to answer whoever gives an algorithm one of these.
+# Hints for the error raised when one of these is passed to an algorithm.
 BELONGS_TO_LOCAL_TRAINING = {
     field.name: f"It belongs to local training: client=fg.local_training(..., {field.name}=...)."
     for field in fields(LocalTraining)
 } | {"client_learning_rate": "It is the client: client=0.1, or client=fg.local_training(0.1, ...)."}
 
-KEYWORDS = ("client_learning_rate", "batch_size", "epochs")  # the rest: client=
+KEYWORDS = ("client_learning_rate", "batch_size", "epochs")  # everything else goes into client=
 
 
 def named(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-    """`make(loss, client, ...)`, whose client can also be said in keywords: `batch_size=10` means
-    `client=fg.local_training(batch_size=10)`. Once, so that all of the family say it alike."""
+    """Decorate `make(loss, client, ...)` so that it also takes the client's options as keywords.
+
+    `batch_size=10` means `client=fg.local_training(batch_size=10)`.
+    """
     own = inspect.signature(make)
 
     @functools.wraps(make)

@@ -1,4 +1,4 @@
-"""Losses: what a user writes, made exact on clients of any size."""
+"""Losses: user-defined functions, evaluated exactly on clients of any size."""
 
 import functools
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedgrad.clients.examples import Examples
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields
 from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.primitives import accumulator, wide
 from fedgrad.core.program import broadcast
 from fedgrad.core.signature import asks_for, left_to_pass
@@ -22,7 +23,7 @@ Loss = Callable[..., Any]  # (params, batch) or (params, batch, key) -> one loss
 @known_fields
 @dataclass(frozen=True, eq=False)
 class WithFixed:
-    """A loss or a metric with arrays that it reads and nobody trains: `fg.with_fixed(...)`."""
+    """A loss or a metric with fixed arrays that are not trained: `fg.with_fixed(...)`."""
 
     fun: Loss
     fixed: Any
@@ -40,22 +41,37 @@ class WithFixed:
         object.__setattr__(self, "__name__", getattr(self.fun, "__name__", "loss"))
 
     def __call__(self, params: Params, batch: Batch, **more: Any) -> Any:
-        """Its value, where the arrays are."""
+        """Return the value, with the fixed arrays passed in."""
         return self.fun(params, batch, fixed=self.fixed, **more)
 
 
-# What to answer whoever gives it to an algorithm, or to training.
+# Hints for the error raised when this is passed to an algorithm or to training.
 OF_THE_LOSS = {"fixed": "It belongs to the loss: fg.with_fixed(loss, fixed)."}
 
 
 @known_arguments()
 def with_fixed(fun: Loss, fixed: Any) -> WithFixed:
-    """A loss or a metric `fun(params, batch, fixed)` with its `fixed` arrays: frozen weights, an
-    embedding, class weights. They are part of no model: nobody trains or differentiates them. The
-    server sends them to the clients of every round, which a plan shows.
+    """Return a loss or metric `fun(params, batch, fixed)` with its `fixed` arrays bound.
+
+    The arrays (frozen weights, an embedding, class weights) are not part of the model: they are
+    neither trained nor differentiated. The server sends them to the clients in every round, which a
+    plan shows.
+
+    Args:
+        fun: A function `(params, batch, fixed)`, optionally with a `key`.
+        fixed: A pytree of arrays.
+
+    Returns:
+        A loss `(params, batch)`.
+
+    Raises:
+        ArgumentError: If `fun` has no argument `fixed`, or a leaf is not an array.
+
+    Example:
 
         fg.fed_avg(fg.with_fixed(loss, backbone))
     """
+    require_lossless(fixed, "fg.with_fixed: the arrays")
     arrays = jax.tree.map(_fixed, fixed)
     return WithFixed(fun, arrays)
 
@@ -71,7 +87,7 @@ def _fixed(leaf: Any) -> jax.Array:
 
 
 def sent(loss: Loss, at: Placement = CLIENTS) -> Loss:
-    """The loss as clients can compute it: its fixed arrays are sent to them."""
+    """Return the loss for clients, with its fixed arrays broadcast to them."""
     return _with(loss, broadcast(loss.fixed, at)) if isinstance(loss, WithFixed) else loss
 
 
@@ -80,13 +96,13 @@ def _with(loss: Loss, fixed: Any) -> Loss:
 
 
 def require_loss(loss: Any) -> None:
-    """Refuse what is no function of a model and a batch."""
+    """Refuse anything but a function of a model and a batch."""
     wanted = "loss= takes a function (params, batch) that gives one loss per example"
     if not callable(loss):
         raise ArgumentError.here(f"{wanted}, got {type(loss).__name__}.")
     try:
         signature = left_to_pass(loss)
-    except ValueError:  # of C, and says nothing
+    except ValueError:  # written in C, without a signature
         return
     try:
         signature.bind(None, None, **({"key": None} if takes_key(loss) else {}))
@@ -99,13 +115,12 @@ def require_loss(loss: Any) -> None:
 
 
 def takes_key(loss: Loss) -> bool:
-    """Whether a loss is random, for example because of dropout: it has an argument `key` that is
-    not bound yet."""
+    """Return whether a loss is random (dropout, say): it has an unbound argument `key`."""
     return asks_for(loss, "key")
 
 
 def per_example(loss: Loss, params: Params, batch: Batch, key: Key | None = None) -> jax.Array:
-    """One loss per example. A loss that gives one number is applied to one example at a time."""
+    """Return one loss per example; a loss that returns one number is called for one at a time."""
     rows = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(batch)}
     size = rows.pop()
     keyed = {"key": key} if takes_key(loss) else {}
@@ -127,25 +142,25 @@ def per_example(loss: Loss, params: Params, batch: Batch, key: Key | None = None
 def batch_loss(
     loss: Loss, params: Params, batch: Batch, mask: jax.Array, key: Key | None = None
 ) -> jax.Array:
-    """The mean loss of those examples of a batch that exist."""
+    """Return the mean loss over the examples of a batch that are not padding."""
     total = _sum(per_example(loss, params, batch, key), mask)
     return total / jnp.maximum(jnp.sum(mask), 1).astype(total.dtype)
 
 
 def _sum(losses: jax.Array, mask: jax.Array) -> jax.Array:
-    """Of those that exist; a sum of float16 would be infinite from 65,520 on."""
+    """Sum the losses that are not padding; a float16 sum would overflow at 65,520."""
     return jnp.sum(jnp.where(mask, losses, 0).astype(wide(losses.dtype)))
 
 
 def client_loss(
     loss: Loss, batch_size: int, params: Params, examples: Examples, key: Key | None = None
 ) -> jax.Array:
-    """The mean loss of a client, batch by batch; its derivative is by `params`.
+    """Return the mean loss of a client, batch by batch, differentiable by `params`.
 
-    The derivative is written down because then it is a loop of gradients, which ends with this
-    client's last batch and remembers nothing, instead of the gradient of a loop. A random loss gets
-    a new key for every batch, made of `key`; without one, the same ones each time. A client without
-    examples (none of its few are held out) has a loss of 0.
+    The derivative is defined explicitly as a loop of gradients, which ends with this client's last
+    batch and stores nothing, instead of the gradient of a loop. A random loss gets a new key for
+    every batch, derived from `key`; without one, the same keys each time. A client without examples
+    (too few to hold one out) has a loss of 0.
     """
 
     def total(
@@ -182,7 +197,7 @@ def client_loss(
                 slope = slope + jnp.sum(g * t.astype(g.dtype)).astype(sums.dtype)
         return sums / count, slope / count
 
-    # Arrays that were sent are handed over: what a derivative captures, it cannot place.
+    # Broadcast arrays are passed as arguments: values captured by a derivative cannot be placed.
     fixed = loss.fixed if isinstance(loss, WithFixed) else None
     return mean(params, examples, jax.random.key(0) if key is None else key, fixed)
 

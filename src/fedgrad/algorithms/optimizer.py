@@ -1,4 +1,4 @@
-"""An optax optimizer whose hyperparameters stay arguments: `fg.optimizer(optax.sgd, ...)`."""
+"""optax optimizers whose hyperparameters stay arguments: `fg.optimizer(optax.sgd, ...)`."""
 
 import inspect
 import types
@@ -15,18 +15,19 @@ import optax
 from fedgrad.algorithms.hyper import at, with_schedules
 from fedgrad.algorithms.parametrization import DEFAULT_BOUNDS
 from fedgrad.algorithms.roots import with_roots_of_zero
-from fedgrad.core.errors import ArgumentError
+from fedgrad.core.errors import ArgumentError, public
 from fedgrad.core.primitives import promoting, wide
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Optimizer:
-    """How to make an optax optimizer, and the hyperparameters to make it with."""
+    """A factory of an optax optimizer, and the hyperparameters to call it with."""
 
     make: Callable[..., optax.GradientTransformation]
     hyper: Mapping[str, Any]
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    # Hyperparameters that are functions of the round number, or have one in them (by layer).
+    # Hyperparameters that are functions of the round number, or contain one (by layer).
     schedules: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -41,14 +42,14 @@ class Optimizer:
 
     @property
     def words(self) -> str:
-        """What it is called: `sgd`, or `adaptive, second_moment=adam`."""
+        """The name: `sgd`, or `adaptive, second_moment=adam`."""
         name = getattr(self.make, "__name__", type(self.make).__name__)
         plain = {n: v for n, v in self.fixed.items() if isinstance(v, str | int | float)}
         first = in_words(self.make) if name == "<lambda>" else name
         return ", ".join([first, *(f"{n}={v}" for n, v in plain.items())])
 
     def build(self, hyper: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
-        """The optimizer with these hyperparameters, which may be traced."""
+        """Return the optimizer with these hyperparameters, which may be traced."""
         arguments = {**self.fixed, **self.schedules, **hyper}
         rates = arguments.get("learning_rate")
         if not isinstance(rates, Mapping):
@@ -57,15 +58,29 @@ class Optimizer:
         return optax.with_extra_args_support(optax.chain(made, _scale_by(rates)))
 
 
+@public
 def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: Any) -> Optimizer:
-    """`fg.optimizer(optax.sgd, learning_rate=1.0, momentum=0.9)`: the arguments that are floats
-    become hyperparameters, which can be changed or learned, and so do functions of the round
-    number, schedules; the others stay as they are. A function is a schedule where `make` expects a
-    number, by the default or the annotation of its parameter (`decay=0.5` or `decay: float`), or
-    by a name that says so, such as `learning_rate` or `momentum`.
+    """Return an optimizer whose float arguments are hyperparameters.
 
-    `learning_rate` may be a dict like the model's outer one, `{"dense": 0.1, "out": 1.0}`: a rate
-    for each layer.
+    Hyperparameters can be changed or learned. Functions of the round number become schedules; other
+    arguments stay fixed. A function counts as a schedule where `make` expects a number, according
+    to the default or annotation of its parameter (`decay=0.5` or `decay: float`), or according to
+    its name, such as `learning_rate` or `momentum`.
+
+    Args:
+        make: A factory of optax optimizers, such as `optax.sgd`.
+        **arguments: Its arguments. `learning_rate` may be a dict like the model's outer one,
+            `{"dense": 0.1, "out": 1.0}`: a rate for each layer.
+
+    Returns:
+        An `fg.Optimizer`, for `server=` or `client=`.
+
+    Raises:
+        ArgumentError: If an argument is unknown or missing, or a learning rate is negative.
+
+    Example:
+
+        fg.optimizer(optax.sgd, learning_rate=1.0, momentum=0.9)
     """
     known = _signature(make).parameters
     for name in arguments:
@@ -81,7 +96,7 @@ def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: An
             f"{make.__name__} needs {missing[0]!r}: "
             f"fg.optimizer(optax.{make.__name__}, {missing[0]}=...)."
         )
-    if "learning_rate" in arguments:  # 1 is meant as 1.0
+    if "learning_rate" in arguments:  # 1 means 1.0
         arguments["learning_rate"] = jax.tree.map(
             lambda rate: float(rate) if type(rate) is int else rate, arguments["learning_rate"]
         )
@@ -101,7 +116,7 @@ def optimizer(make: Callable[..., optax.GradientTransformation], **arguments: An
 
 
 def as_optimizer(found: Any, what: str, others: str = "") -> Optimizer:
-    """An optimizer of ours as it is; one of optax as one without hyperparameters."""
+    """Return an `Optimizer` as it is; wrap an optax optimizer as one without hyperparameters."""
     if isinstance(found, Optimizer):
         return found
     if isinstance(found, optax.GradientTransformation):
@@ -113,8 +128,8 @@ def as_optimizer(found: Any, what: str, others: str = "") -> Optimizer:
 
 
 def in_words(made: Any) -> str:
-    """What one that optax has made already is: `scale_by_adam(b1=0.9, ...), scale(step_size=-0.1)`.
-    It does not say so, but its functions hold what they were made with."""
+    """Describe an optax optimizer: `scale_by_adam(b1=0.9, ...), scale(step_size=-0.1)`. The
+    description is read from the closures of its functions."""
     return ", ".join(_held_by(made, ())) or "an optimizer of optax"
 
 
@@ -143,7 +158,7 @@ def _is_plain(value: Any) -> bool:
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # of a name that has no value yet
+    except ValueError:  # the name is not bound yet
         return None
 
 
@@ -158,8 +173,8 @@ def widened(tree: Any) -> Any:
 
 
 def start_of(made: optax.GradientTransformation, params: Any) -> Any:
-    """The first state of an optimizer, in nothing narrower than float32: in float16 the small
-    numbers of most are 0 (1e-8), and squares of gradients are 0 or infinite."""
+    """Return the first state of an optimizer, in at least float32: in float16 the small constants
+    of most optimizers (1e-8) are 0, and squares of gradients are 0 or infinite."""
     with promoting():
         return made.init(widened(params))
 
@@ -171,8 +186,8 @@ def apply(
     params: Any,
     **extra: Any,
 ) -> tuple[Any, Any]:
-    """One step: (params, state), both of the dtypes that they had. It is computed in nothing
-    narrower than float32, and has a derivative where the optimizer takes the root of 0."""
+    """Take a step and return (params, state), with unchanged dtypes. It is computed in at least
+    float32, and is differentiable where the optimizer takes the square root of 0."""
     update = with_roots_of_zero(made.update)
     with promoting():
         updates, new = update(widened(gradient), state, widened(params), **extra)
@@ -186,15 +201,15 @@ def _is_float(value: Any) -> bool:
 
 
 def is_number(x: Any) -> bool:
-    """Whether this is one floating number, or an array of them."""
+    """Return whether this is a floating-point number, or an array of them."""
     return isinstance(x, float) or (
         isinstance(x, np.generic | np.ndarray | jax.Array) and jnp.isdtype(x.dtype, "real floating")
     )
 
 
 def _is_scheduled(value: Any, name: str, parameter: inspect.Parameter | None) -> bool:
-    """Whether a function of the round number is in it: a function where a number is expected. Where
-    the factory expects something else, or does not say, a function is passed on to it."""
+    """Return whether this contains a schedule: a function where a number is expected. Where the
+    factory expects something else, or does not say, a function is passed on to it."""
     leaves = jax.tree.leaves(value)
     if not any(map(callable, leaves)) or not all(is_number(x) or callable(x) for x in leaves):
         return False
@@ -218,7 +233,7 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 def _signature(make: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(make, eval_str=True)
-    except Exception:  # an annotation that names what is not there
+    except Exception:  # an annotation refers to a missing name
         return inspect.signature(make)
 
 
@@ -243,7 +258,7 @@ def _scale_by(rates: Mapping[str, Any]) -> optax.GradientTransformation:
 
 
 def _require_proportional(made: Optimizer) -> None:
-    """A rate for each layer is a factor on the update; make sure that it is one for this kind."""
+    """Refuse per-layer rates if the optimizer's update is not proportional to its rate."""
     x, gradient = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.7])
     others = at(with_schedules(made.defaults), 0)
 

@@ -1,4 +1,4 @@
-"""How a hyperparameter is learned: as it is, or so that a step cannot leave its range."""
+"""Parametrizations of learned hyperparameters: as they are, or so that a step stays in range."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms import hyper as names_of
-from fedgrad.core.errors import ArgumentError, known_arguments
+from fedgrad.core.errors import ArgumentError, known_arguments, public
 from fedgrad.core.primitives import common
 from fedgrad.core.types import Hyper
 
 Bounds = tuple[float, float]
 
-# By the part of a hyperparameter's name that is here (what follows it is a layer); others are
-# unbounded.
+# Keyed by a part of the dotted name (a layer may follow it); all others are unbounded.
 DEFAULT_BOUNDS: dict[str, Bounds] = {
     "adaptation_rate": (0.0, math.inf),
     "adaptivity": (1e-8, math.inf),
@@ -27,26 +26,27 @@ DEFAULT_BOUNDS: dict[str, Bounds] = {
     "momentum": (0.0, 0.999),
     "proximal_weight": (0.0, math.inf),
 }
-# Of these one looks for the magnitude: a step that is right at 1 is wrong at 0.01.
+# These are searched by magnitude: a step size that is right at 1 is wrong at 0.01.
 MAGNITUDES = ("adaptation_rate", "adaptivity", "factor", "hyper_learning_rate", "learning_rate")
-EDGE = 1e-6  # how near to its bounds, as a part of the range, a logit can be
+EDGE = 1e-6  # the least distance of a logit from its bounds, relative to the range
 
 
+@public
 @dataclass(frozen=True)
 class Form:
-    """How a hyperparameter is learned, and its bounds: see `linear`, `log` and `logit`."""
+    """The form in which a hyperparameter is learned, and its bounds: `linear`, `log` or `logit`."""
 
     kind: str
-    low: Any = None  # None: what goes with the name
+    low: Any = None  # None: the default for the name
     high: Any = None
-    name: str = ""  # of what is learned, when that is known
+    name: str = ""  # of the hyperparameter, once it is known
 
     def value(self, raw: Any) -> Any:
-        """The value that the algorithm uses."""
+        """Return the value that the algorithm uses."""
         return VALUES[self.kind](raw, self.bounds)
 
     def raw(self, value: Any) -> Any:
-        """The number that is learned, inside of the bounds."""
+        """Return the number that is learned, projected into the bounds."""
         value = jnp.asarray(value, common(float, value))
         known = not isinstance(value, jax.core.Tracer)
         if self.kind == "log" and known and not jnp.all(value > 0):
@@ -63,27 +63,35 @@ class Form:
         return self.project(RAW[self.kind](value, self.bounds))
 
     def project(self, raw: Any) -> Any:
-        """The nearest number that gives a value inside of the bounds."""
+        """Return the nearest number whose value is inside the bounds."""
         low, high = (RAW[self.kind](jnp.asarray(b, raw.dtype), self.bounds) for b in self.bounds)
         return jnp.clip(raw, low, high)
 
     @property
     def bounds(self) -> Bounds:
-        """Low and high, of what is learned."""
+        """The low and high bounds of the value."""
         return self.low, self.high
 
     @property
     def words(self) -> str:
-        """As it is written: `log(0.001, 10)`."""
+        """The form as it is written: `log(0.001, 10)`."""
         return f"{self.kind}({self.low}, {self.high})"
 
 
 @known_arguments()
 def linear(low: float | None = None, high: float | None = None) -> Form:
-    """Learn a hyperparameter as it is, which is what the paper does.
+    """Learn a hyperparameter as it is, like the paper.
 
-    Bounds that are not given go with its name: a learning rate is not negative, a momentum is below
-    1. A step that would leave them ends there.
+    Args:
+        low: The lower bound; by default it depends on the name: a learning rate is not negative.
+        high: The upper bound; by default it depends on the name: a momentum is below 1.
+
+    Returns:
+        A form for `fg.self_tuning(..., learn=)`. A step beyond a bound ends at the bound.
+
+    Example:
+
+        fg.self_tuning(algorithm, learn={"server.momentum": fg.linear(0, 0.99)})
     """
     return Form("linear", low, high)
 
@@ -91,19 +99,41 @@ def linear(low: float | None = None, high: float | None = None) -> Form:
 @known_arguments()
 def log(low: float | None = None, high: float | None = None) -> Form:
     """Learn the logarithm of a hyperparameter: steps are multiplicative, and it stays positive.
-    Bounds that are not given go with its name."""
+
+    Args:
+        low: The lower bound; the default depends on the name.
+        high: The upper bound; the default depends on the name.
+
+    Returns:
+        A form for `fg.self_tuning(..., learn=)`.
+
+    Example:
+
+        fg.self_tuning(algorithm, learn={"server.learning_rate": fg.log(1e-3, 10)})
+    """
     return Form("log", low, high)
 
 
 @known_arguments()
 def logit(low: float | None = None, high: float | None = None) -> Form:
-    """Learn the logit of where a hyperparameter is between two bounds, so that it stays there.
-    Bounds that are not given go with its name."""
+    """Learn the logit of a hyperparameter's position between two bounds, so that it stays there.
+
+    Args:
+        low: The lower bound, finite; the default depends on the name.
+        high: The upper bound, finite; the default depends on the name.
+
+    Returns:
+        A form for `fg.self_tuning(..., learn=)`.
+
+    Example:
+
+        fg.self_tuning(algorithm, learn={"server.momentum": fg.logit(0, 1)})
+    """
     return Form("logit", low, high)
 
 
 def usual(low: float | None = None, high: float | None = None) -> Form:
-    """What goes with the name: rates by their logarithms, everything else as it is."""
+    """Return the default form for a name: the logarithm of rates, everything else as it is."""
     return Form("usual", low, high)
 
 
@@ -117,11 +147,11 @@ def _logit(value: Any, bounds: Bounds) -> Any:
 
 
 def _positive(value: Any) -> Any:
-    """Neither 0 nor infinite, from where no logarithm comes back."""
+    """Clip away from 0 and infinity, whose logarithms could not be undone."""
     return jnp.clip(value, jnp.finfo(value.dtype).tiny, jnp.finfo(value.dtype).max)
 
 
-# From the number that is learned to the value that is used, and back; both increase.
+# From the number that is learned to the value that is used, and back; both are increasing.
 VALUES: dict[str, Callable[[Any, Bounds], Any]] = {
     "linear": lambda raw, bounds: raw,
     "log": lambda raw, bounds: jnp.exp(raw),
@@ -137,11 +167,12 @@ RAW: dict[str, Callable[[Any, Bounds], Any]] = {
 def learned(
     hyper: Hyper, learn: str | Iterable[str] | Mapping[str, Form], form: Form = Form("linear")
 ) -> dict[str, Form]:
-    """What is learned, by dotted name, with its form and bounds checked. `form`: of names alone."""
+    """Return the forms of the learned hyperparameters by dotted name, with bounds, checked. `form`
+    is the form of bare names."""
     if not isinstance(learn, Mapping):
         learn = dict.fromkeys([learn] if isinstance(learn, str) else learn, form)
     forms: dict[str, Form] = {}
-    for name in sorted(learn, key=lambda name: name.count(".")):  # the more exact name counts
+    for name in sorted(learn, key=lambda name: name.count(".")):  # more specific names win
         forms |= dict.fromkeys(names_of.select(hyper, name), learn[name])
     return {name: _learned(name, forms[name]) for name in names_of.select(hyper, learn)}
 
@@ -155,7 +186,7 @@ def _learned(name: str, form: Form) -> Form:
         )
     parts = [p for p in name.split(".") if p in DEFAULT_BOUNDS]
     low, high = DEFAULT_BOUNDS[parts[0]] if parts else (-math.inf, math.inf)
-    if name.endswith(".factor"):  # of a schedule, whatever that is of
+    if name.endswith(".factor"):  # the factor of any schedule
         low, high = 0.0, math.inf
     low, high = low if form.low is None else form.low, high if form.high is None else form.high
     if not low < high:

@@ -1,4 +1,4 @@
-"""Clients start their optimizer anew in every round, so a schedule inside of it would too."""
+"""Refuse schedules inside the clients' optimizer, which starts anew in every round."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -15,11 +15,12 @@ from fedgrad.core.errors import ArgumentError
 
 
 def require_no_restart(made: optax.GradientTransformation, params: Any) -> None:
-    """Refuse an optimizer of clients that has a schedule inside.
+    """Refuse a client optimizer that has a schedule inside.
 
-    Its state tells where it is of a kind that only schedules have. Other states count for their own
-    sake (a bias correction) and for a schedule alike; then what the optimizer was given tells: a
-    function of one number whose value depends on it. One that is always the same can restart.
+    Some optax states occur only in schedules. Others contain a counter for a schedule or for
+    another purpose (a bias correction). In that case the arguments of the optimizer decide: it is
+    refused if one is a function of a single number whose value depends on that number. A constant
+    schedule may restart.
     """
     state = jax.eval_shape(lambda p: start_of(made, p), params)
     counts, what = _counts(), ""
@@ -38,9 +39,9 @@ def require_no_restart(made: optax.GradientTransformation, params: Any) -> None:
     )
 
 
-@functools.cache  # when first asked: making them is a JAX operation, which an import must not do
+@functools.cache  # lazy: creating them is a JAX operation, which an import must not do
 def _counts() -> tuple[type, ...]:
-    """States of optax that count how often a schedule was asked. Not all have a public name."""
+    """Return the optax states that count calls of a schedule. Not all have a public name."""
     constant = optax.constant_schedule(1.0)
     return (
         optax.ScaleByScheduleState,
@@ -54,9 +55,10 @@ def _is_a_count(leaf: Any) -> bool:
 
 
 def _given(made: optax.GradientTransformation) -> Iterator[Any]:
-    """Every callable that an optimizer has captured, however deep, and was given: not its `init`
-    functions, and not what belongs to the method itself (how Adafactor decays, ADOPT clips)."""
-    seen: dict[int, Any] = {}  # what is kept here keeps its id
+    """Yield every callable that was passed to an optimizer, found by walking its closures. `init`
+    functions are skipped, and so are functions that belong to the method itself (the decay of
+    Adafactor, the clipping of ADOPT)."""
+    seen: dict[int, Any] = {}  # references keep the ids valid
     found = [("init", made.init), ("update", made.update)]
     while found:
         name, value = found.pop()
@@ -69,13 +71,13 @@ def _given(made: optax.GradientTransformation) -> Iterator[Any]:
 
 
 def _is_of_a_method(fun: Any) -> bool:
-    """Whether a function was written where optax defines its optimizers, and not its schedules."""
+    """Return whether a function is defined in optax, outside its schedules."""
     module = str(getattr(fun, "__module__", ""))
     return module.startswith("optax.") and not module.startswith("optax.schedules.")
 
 
 def _inside(name: str, value: Any) -> list[tuple[str, Any]]:
-    """What a value holds, by name; the elements of a list are called what it is called."""
+    """Return the contents of a value by name; elements of a list have the name of the list."""
     if isinstance(value, type | ModuleType | BuiltinFunctionType | jax.Array):
         return []
     if isinstance(value, FunctionType):
@@ -107,5 +109,5 @@ def _closure(fun: FunctionType) -> list[tuple[str, Any]]:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not filled yet
+    except ValueError:  # not bound yet
         return None

@@ -1,9 +1,9 @@
-"""Derivatives of optimizers where they take the root of 0.
+"""Derivatives of optimizers at the square root of 0.
 
-An optimizer takes roots of squares that it has added up: of a distance, of gradients, of moments.
-Where such a sum is 0 nothing that it is made of has moved yet, so the root does not move either.
-JAX says 0 * infinity there, which is NaN: in the first round of DoG and of Mechanic, and of Adam
-wherever a parameter has no gradient.
+An optimizer takes square roots of accumulated squares: of a distance, of gradients, of moments. If
+such a sum is 0, none of its terms has moved yet, so the root does not move either. JAX computes 0 *
+infinity there, which is NaN: in the first round of DoG and of Mechanic, and of Adam wherever a
+parameter has no gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ from fedgrad.core.primitives import jax_primitives
 
 
 def with_roots_of_zero(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function, in which the root of 0 has the derivative 0."""
+    """Return the same function, in which the square root of 0 has the derivative 0."""
 
     def smooth(*args: Any, **kwargs: Any) -> Any:
         flat, tree = jax.tree.flatten((args, kwargs))
 
-        def step(*leaves: Any) -> Any:  # as a plan calls it
+        def step(*leaves: Any) -> Any:  # the name that a plan shows
             args, kwargs = jax.tree.unflatten(tree, leaves)
             return fun(*args, **kwargs)
 
@@ -34,7 +34,7 @@ def with_roots_of_zero(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 @jax.custom_jvp
 def root(x: jax.Array) -> jax.Array:
-    """Return the square root, whose derivative at 0 is 0."""
+    """Return the square root, with derivative 0 at 0."""
     return jnp.sqrt(x)
 
 

@@ -23,7 +23,7 @@ from fedgrad.core.types import Hyper, Key, Params
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScaffoldState:
-    """What the server keeps between rounds: `control` is the mean of all clients' ones."""
+    """The server's state: `control` is the mean of the control variates of all clients."""
 
     server: Any
     control: Any
@@ -37,7 +37,7 @@ class ScaffoldState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScaffoldClient:
-    """What a client keeps between rounds: its estimate of its own gradient."""
+    """A client's state: the estimate of its own gradient."""
 
     control: Any
     share: Any  # 1 / the number of all clients
@@ -47,10 +47,21 @@ class ScaffoldClient:
 def scaffold(
     loss: Loss, client: Any = 0.1, server_learning_rate: Any = 1.0, *, weighting: str = "uniform"
 ) -> Algorithm:
-    """SCAFFOLD (Karimireddy et al. 2020, option II), with N clients of which S take part:
+    """SCAFFOLD (option II), with N clients of which S take part:
 
     y_i -= lr (∇F_i(y_i) - c_i + c), K times from y_i = x;  c_i⁺ = c_i - c + (x - y_i) / (K lr)
     x += server_learning_rate mean(y_i - x);                c += |S| / N mean(c_i⁺ - c_i)
+
+    Args:
+        loss: The loss `(params, batch)`, one number per example.
+        client: Local training with plain SGD, as for `fed_avg`.
+        server_learning_rate: The learning rate of the server.
+        weighting: How clients are weighted in the mean, as for `fed_opt`.
+
+    Returns:
+        An algorithm whose clients keep a state.
+
+    Reference: Karimireddy et al. 2020.
     """
 
     work = following(client, plus(lambda params, start, hyper: hyper["correction"]))
@@ -77,7 +88,7 @@ def scaffold(
         with promoting():
 
             def controls(rate: Any, *parts: Any) -> Any:
-                # Where the rate is 0, nothing was found out about the gradient: c_i stays.
+                # With a rate of 0 the step carries no information on the gradient: c_i stays.
                 moves, safe = rate != 0, jnp.where(rate != 0, rate, 1)
 
                 def one(u: jax.Array, shift: jax.Array, old: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
-"""Server optimizers that optax does not have, as optax transformations of the mean update.
+"""Server optimizers that are missing in optax, as optax transformations of the mean update.
 
-The "gradient" that they are given is how far clients went, start - end, so they subtract it.
+The "gradient" that they receive is the update start - end of the clients, so they subtract it.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import optax
 
 from fedgrad.core.primitives import accumulator
 
-# (v, squared update, b2) -> v: how the second moment is followed.
+# (v, squared update, b2) -> v: the update of the second moment.
 SECOND_MOMENTS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "adagrad": lambda v, square, b2: v + square,
     "adam": lambda v, square, b2: b2 * v + (1 - b2) * square,
@@ -28,9 +28,9 @@ class AdaptiveState(NamedTuple):
 def adaptive(
     second_moment: str, learning_rate: Any, b1: Any, b2: Any = 0.0, adaptivity: Any = 1e-3
 ) -> optax.GradientTransformation:
-    """Reddi et al. 2021, Algorithm 2: x -= lr m / (sqrt(v) + adaptivity), from v = adaptivity².
+    """Algorithm 2 of Reddi et al. 2021: x -= lr m / (sqrt(v) + adaptivity), from v = adaptivity².
 
-    Unlike optax.adam and Keras there is no bias correction, and the small number is outside of the
+    Unlike optax.adam and Keras there is no bias correction, and `adaptivity` is outside the square
     root.
     """
     follow = SECOND_MOMENTS[second_moment]
@@ -52,7 +52,7 @@ def adaptive(
 
 
 class FollowedState(NamedTuple):
-    moved: jax.Array  # how far the rate has come from where it starts, which stays an argument
+    moved: jax.Array  # the change of the rate since its start, which stays an argument
     previous: Any
 
 
@@ -83,12 +83,12 @@ def fed_exp(epsilon: Any = 1e-3) -> optax.GradientTransformationExtraArgs:
 
 
 def squared_norm(update: Any, examples: Any, hyper: Any) -> dict[str, jax.Array]:
-    """What FedExP measures of each client."""
+    """Return the statistic of each client that FedExP needs."""
     return {"squared_norm": _dot(update, update)}
 
 
 def fed_nova(learning_rate: Any = 1.0) -> optax.GradientTransformationExtraArgs:
-    """FedNova: updates per step, times as many steps as clients take in the mean."""
+    """FedNova: the updates per step, times the mean number of steps of the clients."""
 
     def update(
         updates: Any, state: Any, params: Any = None, *, steps: jax.Array, **extra: Any
@@ -101,10 +101,10 @@ def fed_nova(learning_rate: Any = 1.0) -> optax.GradientTransformationExtraArgs:
 def _follow_product(
     start: Any, follow: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
-    """A learning rate that follows the product of this update with the one before.
+    """A learning rate that follows the inner product of this update and the previous one.
 
-    `start` acts in every round. Were it only what the state starts from, a round could neither
-    change it nor have a derivative by it.
+    `start` enters in every round. If it only initialized the state, a round could neither change it
+    nor have a derivative by it.
     """
 
     def init(params: Any) -> FollowedState:

@@ -1,4 +1,4 @@
-"""What algorithms are called, and what they were made of, in words: for config.json and reports."""
+"""Names and settings of algorithms, in words: for config.json and reports."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -8,10 +8,11 @@ from typing import Any, ParamSpec
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.algorithms.local_training import Work
 from fedgrad.algorithms.optimizer import Optimizer
+from fedgrad.core.errors import public
 
 P = ParamSpec("P")
 
-# As their papers write them, by the function that makes them.
+# As spelled in their papers, by the function that makes them.
 NAMES = {
     "fed_adagrad": "FedAdagrad",
     "fed_adam": "FedAdam",
@@ -35,7 +36,7 @@ NAMES = {
 
 
 def titled(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-    """A function that makes an algorithm, which then has its name."""
+    """Decorate a function that makes an algorithm, so that the algorithm has its name."""
     words = getattr(make, "__name__", "")
 
     @functools.wraps(make)
@@ -43,11 +44,11 @@ def titled(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
         found = make(*args, **kwargs)
         return replace(found, settings={**found.settings, "name": NAMES.get(words, words)})
 
-    return made
+    return public(made)
 
 
 def settings_of(work: Work, server: Optimizer, weighting: str) -> dict[str, Any]:
-    """What the rounds of `fed_opt` are made of."""
+    """Return the settings of `fed_opt`."""
     return {
         "name": "FedOpt",
         "client": {n: "a schedule" if callable(v) else v for n, v in work.settings.items()},
@@ -57,11 +58,11 @@ def settings_of(work: Work, server: Optimizer, weighting: str) -> dict[str, Any]
 
 
 def settings_of_race(candidates: Mapping[str, Algorithm]) -> dict[str, Any]:
-    """What all candidates have in common, and of each what only it has."""
-    first, *others = (one.settings for one in candidates.values())
+    """Return the settings that all candidates share, and those of each that differ."""
+    first, *others = (one.described for one in candidates.values())
     same = {n: v for n, v in first.items() if all(other.get(n) == v for other in others)}
     own = {
-        name: {n: v for n, v in one.settings.items() if n not in same}
+        name: {n: v for n, v in one.described.items() if n not in same}
         for name, one in candidates.items()
     }
     return {**same, "name": "race", "candidates": own}

@@ -1,4 +1,4 @@
-"""The named algorithms, each only its difference from `fed_opt`."""
+"""The named algorithms, each stated as its difference from `fed_opt`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,9 +25,25 @@ from fedgrad.core.types import Batch, Hyper, Params
 def fed_avg(
     loss: Loss, client: Any = 0.1, server_learning_rate: Any = 1.0, *, weighting: str = "examples"
 ) -> Algorithm:
-    """FedAvg (McMahan et al. 2017): local SGD, then the mean. `client`: a learning rate, an
-    optimizer, or all of `fg.local_training(...)`. Instead of it, the usual in keywords:
-    `client_learning_rate`, `batch_size`, `epochs`. `weighting` as for `fed_opt`."""
+    """FedAvg: local SGD, then the mean of the models.
+
+    Args:
+        loss: The loss `(params, batch)`, one number per example.
+        client: A learning rate, an optimizer, or `fg.local_training(...)`. Its usual options can be
+            given as keywords instead: `client_learning_rate`, `batch_size`, `epochs`.
+        server_learning_rate: The learning rate of the server; 1 is the plain mean.
+        weighting: How clients are weighted, as for `fed_opt`.
+
+    Returns:
+        An algorithm.
+
+    Example:
+
+        algorithm = fg.fed_avg(loss, client_learning_rate=0.1, batch_size=10)
+
+    Reference: McMahan et al. 2017, "Communication-efficient learning of deep networks from
+    decentralized data".
+    """
     server = optimizer(optax.sgd, learning_rate=server_learning_rate)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
@@ -41,7 +57,13 @@ def fed_avgm(
     *,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedAvgM (Hsu et al. 2019): m = momentum m + Δ, x -= server_learning_rate m."""
+    """FedAvgM: server momentum, m = momentum m + Δ, x -= server_learning_rate m.
+
+    Args:
+        momentum: The momentum of the server, a hyperparameter.
+
+    The other arguments are as for `fed_avg`. Reference: Hsu et al. 2019.
+    """
     server = optimizer(optax.sgd, learning_rate=server_learning_rate, momentum=momentum)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
@@ -57,8 +79,18 @@ def fed_adam(
     *,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedAdam as published (Reddi et al. 2021): no bias correction, `adaptivity` (τ) outside of the
-    root: x -= lr m / (sqrt(v) + τ), v starts at τ²."""
+    """FedAdam as published: no bias correction, and τ = `adaptivity` outside the square root.
+
+    m = b1 m + (1 - b1) Δ;  v = b2 v + (1 - b2) Δ², from v = τ²;  x -= lr m / (sqrt(v) + τ)
+
+    Args:
+        b1: The decay of the first moment m.
+        b2: The decay of the second moment v.
+        adaptivity: The constant τ; smaller means more adaptive.
+
+    The other arguments are as for `fed_avg`. Reference: Reddi et al. 2021, "Adaptive federated
+    optimization", Algorithm 2.
+    """
     rates = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "adaptivity": adaptivity}
     server = optimizer(server_optimizers.adaptive, second_moment="adam", **rates)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
@@ -75,7 +107,10 @@ def fed_yogi(
     *,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedYogi as published (Reddi et al. 2021); see `fed_adam` for where `adaptivity` sits."""
+    """FedYogi as published: `fed_adam` with v -= (1 - b2) Δ² sign(v - Δ²).
+
+    The arguments are those of `fed_adam`. Reference: Reddi et al. 2021.
+    """
     rates = {"learning_rate": server_learning_rate, "b1": b1, "b2": b2, "adaptivity": adaptivity}
     server = optimizer(server_optimizers.adaptive, second_moment="yogi", **rates)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
@@ -91,12 +126,15 @@ def fed_adagrad(
     *,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedAdagrad as published (Reddi et al. 2021); see `fed_adam` for where `adaptivity` sits."""
+    """FedAdagrad as published: `fed_adam` with v += Δ², and no b2.
+
+    The arguments are those of `fed_adam`. Reference: Reddi et al. 2021.
+    """
     server = optimizer(
         server_optimizers.adaptive,
         second_moment="adagrad",
         learning_rate=server_learning_rate,
-        b1=float(b1) if type(b1) is int else b1,  # 0 is meant as 0.0
+        b1=float(b1) if type(b1) is int else b1,  # 0 means 0.0
         adaptivity=adaptivity,
     )
     return fed_opt(loss, server=server, client=client, weighting=weighting)
@@ -111,7 +149,13 @@ def fed_prox(
     *,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedProx (Li et al. 2020): clients minimise F_i(w) + proximal_weight/2 |w - w_server|²."""
+    """FedProx: clients minimize F_i(w) + proximal_weight/2 |w - w_server|².
+
+    Args:
+        proximal_weight: The weight of the proximal term, a hyperparameter.
+
+    The other arguments are as for `fed_avg`. Reference: Li et al. 2020.
+    """
 
     def proximal(params: Params, start: Params, hyper: Hyper) -> Any:
         return jax.tree.map(lambda w, w0: hyper["proximal_weight"] * (w - w0), params, start)
@@ -130,10 +174,15 @@ def per_fed_avg(
     *,
     weighting: str = "examples",
 ) -> Algorithm:
-    """Per-FedAvg (Fallah et al. 2020): learns a model that is good after one step at each client.
+    """Per-FedAvg: learns a model that is good after one step at each client.
 
     Local steps follow the exact gradient of F(w - adaptation_rate ∇F(w)), second order included;
     both F are the loss of the step's batch.
+
+    Args:
+        adaptation_rate: The step size of the adaptation, a hyperparameter.
+
+    The other arguments are as for `fed_avg`. Reference: Fallah et al. 2020.
     """
 
     def adapted(loss: Loss) -> Gradient:
@@ -169,9 +218,16 @@ def fed_sgd(
     *,
     weighting: str = "examples",
 ) -> Algorithm:
-    """FedSGD: a step of the server along the gradient of the loss of all clients.
+    """FedSGD: one server step along the gradient of the loss of all clients in the round.
 
-    `batch_size` is how many examples a client works on at a time; the gradient is of all of them.
+    Args:
+        loss: The loss `(params, batch)`, one number per example.
+        server_learning_rate: The learning rate of the server.
+        batch_size: How many examples a client processes at a time; the gradient is of all of them.
+        weighting: How clients are weighted, as for `fed_opt`.
+
+    Returns:
+        An algorithm.
     """
     server = optimizer(optax.sgd, learning_rate=server_learning_rate)
     return fed_opt(loss, server=server, client=WholeGradient(batch_size), weighting=weighting)
@@ -179,8 +235,11 @@ def fed_sgd(
 
 @named
 def fed_exp(loss: Loss, client: Any = 0.1, *, weighting: str = "uniform") -> Algorithm:
-    """FedExP (Jhunjhunwala et al. 2023): the server's rate is extrapolated from how much clients
-    disagree, at the price of one more number from each."""
+    """FedExP: the server extrapolates its rate from how much the clients' updates disagree.
+
+    lr = max(1, mean |Δ_i|² / (2 (|Δ|² + ε))). Each client sends one more number. `client` and
+    `weighting` are as for `fed_avg`. Reference: Jhunjhunwala et al. 2023.
+    """
     server = optimizer(server_optimizers.fed_exp, epsilon=1e-3)
     measure = server_optimizers.squared_norm
     return fed_opt(loss, server=server, client=client, weighting=weighting, measure=measure)
@@ -188,7 +247,10 @@ def fed_exp(loss: Loss, client: Any = 0.1, *, weighting: str = "uniform") -> Alg
 
 @named
 def fed_hyper(loss: Loss, client: Any = 0.1, *, weighting: str = "examples") -> Algorithm:
-    """FedHyper-G (Wang et al. 2024): the server's rate follows the product of two updates."""
+    """FedHyper-G: the server's rate follows the inner product of consecutive updates.
+
+    `client` and `weighting` are as for `fed_avg`. Reference: Wang et al. 2024.
+    """
     server = optimizer(server_optimizers.fed_hyper_global, low=-0.8, high=4.0)
     return fed_opt(loss, server=server, client=client, weighting=weighting)
 
@@ -202,8 +264,16 @@ def fed_hypergradient(
     *,
     weighting: str = "examples",
 ) -> Algorithm:
-    """Hypergradient descent (Baydin et al. 2018) on pseudo-gradients: free, but it follows the
-    clients' updates instead of the loss."""
+    """Hypergradient descent on pseudo-gradients: lr += κ <g_t, g_{t-1}>, then x -= lr g_t.
+
+    It costs no communication, but follows the clients' updates instead of the loss.
+
+    Args:
+        server_learning_rate: The initial learning rate lr of the server.
+        hyper_learning_rate: The step size κ of the rate.
+
+    The other arguments are as for `fed_avg`. Reference: Baydin et al. 2018.
+    """
     server = optimizer(
         server_optimizers.hypergradient_descent,
         learning_rate=server_learning_rate,

@@ -1,4 +1,4 @@
-"""The round of an algorithm with something around it: the same arguments, the same clients."""
+"""Wrappers around the round of an algorithm, with the same arguments and placements."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,10 @@ from fedgrad.core.program import Program
 
 
 def wrapped(inner: Program, around: Callable[..., Any], name: str) -> Program:
-    """A round whose function is `around`, which calls `inner` and takes what that takes. It is
-    called `name(...)`, unless that is a whole name already, and runs where the inner one does."""
+    """Return a round with the function `around`, which calls `inner` with the same arguments.
+
+    It is named `name(...)`, unless `name` is complete already, and keeps the inner executor.
+    """
     around.__name__ = name if name.endswith(")") else f"{name}({inner.name})"
     around.__signature__ = inner.signature  # type: ignore[attr-defined]
     return Program(around, dict(inner.placements), inner.executor)

@@ -1,5 +1,5 @@
 """The command `fedgrad`, one module for each of its commands."""
 
-from fedgrad.cli.command import main
+from fedgrad.cli.dispatch import main
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""How options are read: known names, pairs, and lists."""
+"""Parsers of option values: known names, pairs, and lists."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ WIDE = 110
 
 
 def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
-    """A name that is known; another one is answered with the nearest."""
+    """Return a parser of known names; its error suggests the nearest one."""
     names = list(known)
 
     def read(word: str) -> str:
@@ -29,7 +29,7 @@ def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
 
 
 def task(word: str) -> str:
-    """The name of a task, or module:name."""
+    """Parse the name of a task, or module:name."""
     if ":" in word or word in TASKS:
         return word
     raise argparse.ArgumentTypeError(
@@ -38,7 +38,7 @@ def task(word: str) -> str:
 
 
 def algorithm(known: Iterable[str]) -> Callable[[str], str]:
-    """The name of an algorithm: fedavgm, or as its function is called, fed_avgm."""
+    """Return a parser of algorithm names, with or without underscores: fedavgm or fed_avgm."""
     read, names = one_of("algorithm", known), list(known)
 
     def find(word: str) -> str:
@@ -52,19 +52,19 @@ def algorithm(known: Iterable[str]) -> Callable[[str], str]:
 
 
 def whole(word: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1.")
     return int(word)
 
 
 def names(word: str) -> list[str]:
-    """`a,b`."""
+    """Parse `a,b`."""
     return [part.strip() for part in word.split(",") if part.strip()]
 
 
 def pairs(word: str) -> dict[str, Any]:
-    """`a=1,b=0.5`: values are read as JSON where they are that, otherwise as text."""
+    """Parse `a=1,b=0.5`; values are JSON where possible, otherwise text."""
     found = {}
     for part in names(word):
         name, separator, value = part.partition("=")
@@ -78,7 +78,7 @@ def pairs(word: str) -> dict[str, Any]:
 
 
 def numbers(word: str) -> dict[str, float]:
-    """`server.learning_rate=0.5,server.momentum=0`."""
+    """Parse `server.learning_rate=0.5,server.momentum=0`."""
     found = pairs(word)
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -87,7 +87,7 @@ def numbers(word: str) -> dict[str, float]:
 
 
 def ranges(word: str) -> dict[str, tuple[float, float]]:
-    """`server.learning_rate=0.01:2`."""
+    """Parse `server.learning_rate=0.01:2`."""
     found = {}
     for name, value in pairs(word).items():
         low, _, high = str(value).partition(":")
@@ -99,26 +99,26 @@ def ranges(word: str) -> dict[str, tuple[float, float]]:
 
 
 def forms(word: str) -> str | dict[str, str]:
-    """`log`, or `server.learning_rate=log,server.momentum=logit`."""
+    """Parse `log`, or `server.learning_rate=log,server.momentum=logit`."""
     return {name: str(value) for name, value in pairs(word).items()} if "=" in word else word
 
 
 class Merge(argparse.Action):
-    """An option that may be given several times; its dicts are merged."""
+    """An option that may be repeated; its dicts are merged."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **values})
 
 
 def add_output(command: argparse.ArgumentParser) -> None:
-    """`--quiet` and `--json`, for scripts."""
+    """Add `--quiet` and `--json`, for scripts."""
     group = command.add_mutually_exclusive_group()
     group.add_argument("--quiet", action="store_true", help="print the path of the report only")
     group.add_argument("--json", action="store_true", help="print a summary as JSON only")
 
 
 def tell(options: argparse.Namespace, report: Path, said: Mapping[str, Any], show: Any) -> None:
-    """What a command ends with: JSON, the path of the report alone, or what `show` prints."""
+    """Print the outcome of a command: JSON, only the path of the report, or what `show` prints."""
     if options.json:
         print_json({"command": options.command, "report": report, **said})
     elif options.quiet:
@@ -129,7 +129,7 @@ def tell(options: argparse.Namespace, report: Path, said: Mapping[str, Any], sho
 
 
 def print_json(value: Any) -> None:
-    """Strict JSON: what is not a finite number is null, a path is text."""
+    """Print strict JSON: non-finite numbers become null, and paths text."""
     print(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))
 
 
@@ -144,6 +144,6 @@ def _plain(value: Any) -> Any:
 
 
 def console() -> Console:
-    """The terminal; a file or a pipe gets lines that need not be broken."""
+    """Return the terminal, or a wide console for a file or a pipe, so that lines are not broken."""
     found = Console()
     return found if found.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE)

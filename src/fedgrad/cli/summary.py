@@ -1,4 +1,4 @@
-"""How a run went, for scripts and for a terminal."""
+"""The outcome of a run, for scripts and for a terminal."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,25 +7,25 @@ from rich.table import Table
 
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.cli import options as read
-from fedgrad.plan.plan import Plan
-from fedgrad.report.plans import KeptPlan
-from fedgrad.report.run import Run
-from fedgrad.report.top import verdict
-from fedgrad.report.words import measure, title
+from fedgrad.planning.plan import Plan
+from fedgrad.reports.plans_section import KeptPlan
+from fedgrad.reports.run_source import Run
+from fedgrad.reports.top_section import verdict
+from fedgrad.reports.words import measure, title
 from fedgrad.show.numbers import memory, number, short
 from fedgrad.show.phases import Phases
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a whole run communicates, by its plans: all clients together."""
+    """The communication of a whole run according to its plans, summed over all clients."""
 
     communication_rounds: int
     bytes: int
 
     @staticmethod
     def of(planned: Phases) -> "Sent":
-        """Of a training whose phases are known."""
+        """Sum over the phases of a training."""
         return Sent(
             sum(phase.plan.rounds * phase.rounds for phase in planned.phases),
             sum(_bytes(phase.plan) * phase.rounds for phase in planned.phases),
@@ -33,17 +33,17 @@ class Sent:
 
 
 def _bytes(plan: Plan) -> int:
-    """Down and up in one training round."""
+    """Return the bytes down and up in one training round."""
     return sum(KeptPlan(plan.name, plan.rounds, plan.clients, plan.traffic, {}, ()).sent())
 
 
 def of_one(run: Run, sent: Sent) -> dict[str, Any]:
-    """What scripts want to know of a run that was trained once."""
+    """Summarize a run that was trained once, for scripts."""
     return {"folder": run.folder, "rounds": run.rounds, **_ended(run, run.main, sent)}
 
 
 def of_each(run: Run) -> dict[str, Any]:
-    """What scripts want to know of a run that learns and of one that does not."""
+    """Summarize a learned run and its fixed counterpart, for scripts."""
     every = {
         name: Sent(run.plans[name].rounds * run.rounds, run.sent(name) or 0) for name in run.curves
     }
@@ -67,12 +67,12 @@ def _rejected(found: Metrics) -> int:
 
 
 def show(run: Run, sent: Sent | None = None) -> None:
-    """Print a table and a sentence. `sent`: of a run that was trained once."""
+    """Print a table and a sentence. `sent` is given for a run that was trained once."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), title_justify="left")
     table.add_column(f"after {run.rounds:,} rounds", style="dim")
     for name in run.curves:
         table.add_column(name if sent is None else "", justify="right")
-    # The loss of the last cohort says less than an evaluation of everyone, where there is one.
+    # An evaluation of all clients says more than the loss of the last cohort.
     shown = [key for key in run.measured if key in run.evaluated] or run.measured
     for key in shown:
         ends = [curves.get(key) for curves in run.curves.values()]

@@ -1,1 +1,1 @@
-"""Clients: their examples, cohorts of them, and the populations these are sampled from."""
+"""Clients: their examples, cohorts, and the populations that cohorts are sampled from."""

@@ -1,4 +1,4 @@
-"""The data of one client when clients have different amounts of it."""
+"""The examples of one client, where clients have different numbers of them."""
 
 import inspect
 from collections.abc import Callable
@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.clients.padding import padded
+from fedgrad.clients.padding import MOST, padded
 from fedgrad.clients.shuffle import permuted
-from fedgrad.core.errors import ArgumentError, require_whole
+from fedgrad.core.errors import ArgumentError, public, require_whole
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.types import Batch, Key
 
 Carry = TypeVar("Carry")
@@ -21,24 +22,31 @@ NOWHERE = 2**31 - 1  # the index of an example that does not exist
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Part:
-    """Some of a client's examples: from place `first` on of a random order of all of them."""
+    """A part of a client's examples: from position `first` of a random order of all of them."""
 
     key: Key
-    all: jax.Array  # how many the client has
+    all: jax.Array  # the number of all examples of the client
     first: jax.Array
-    rule: Any = field(metadata={"static": True})  # by which they were chosen
-    held: bool = field(metadata={"static": True})  # held out, and not to be trained on
+    rule: Any = field(metadata={"static": True})  # the rule that chose them
+    held: bool = field(metadata={"static": True})  # held out, not for training
 
 
+@public
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Examples:
     """One client's examples, as client code sees them: `count` of them, read by index.
 
     In simulation this is a view of a store that all clients share, so a client costs two integers;
-    on a real node it is the node's own arrays. `capacity` is the most examples that any client of
-    the population has: a static bound on `count`. `part`: which of the client's examples these
-    are, if not all (`fg.HeldOut`).
+    on a real node it is the node's own arrays.
+
+    Attributes:
+        store: Arrays with one row per example.
+        offset: The first row of this client.
+        count: The number of examples.
+        capacity: The most examples that any client of the population has, a static bound on
+            `count`.
+        part: The part of the client's examples that these are, if not all (`fg.HeldOut`).
     """
 
     store: Any
@@ -49,9 +57,11 @@ class Examples:
 
     @classmethod
     def of(cls, arrays: Any) -> "Examples":
-        """A client's own arrays (leaves with one row per example) as examples; examples stay."""
+        """Return a client's own arrays (leaves with one row per example) as examples; examples are
+        returned unchanged."""
         if isinstance(arrays, cls):
             return arrays
+        require_lossless(arrays, "A client's examples")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(arrays)]
         if len({shape[:1] for shape in shapes} - {()}) != 1 or () in shapes:
             raise ArgumentError.here(
@@ -63,14 +73,15 @@ class Examples:
         return cls(store, jnp.int32(0), jnp.int32(count), count)
 
     def take(self, indices: Any) -> Batch:
-        """The examples at these indices; an index past the end gives the last example. One below 0
-        is refused, or gives the first where it is known only when the program runs."""
+        """Return the examples at these indices. An index past the end gives the last example. A
+        negative index is refused, or gives the first example if it is known only at run time."""
         rows = self.offset + self.index(indices)
         return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), self.store)
 
     def index(self, indices: Any) -> jax.Array:
-        """Where in the client's own data the examples at these indices are: the same, unless these
-        are a part of them (`fg.HeldOut`). So a client can keep something for each example."""
+        """Return the positions of these examples in the client's own data: the same indices, unless
+        these are a part of the data (`fg.HeldOut`). With them, a client can keep a value for each
+        example."""
         _require_places("indices", indices)
         places = jnp.clip(jnp.asarray(indices, jnp.int32), 0, self.count - 1)
         if self.part is None:
@@ -78,13 +89,14 @@ class Examples:
         return permuted(self.part.key, self.part.all, self.part.first + places)
 
     def batch(self, start: Any, size: int) -> tuple[Batch, jax.Array]:
-        """Examples start ... start + size - 1, and which of them exist; the others repeat the last.
-        A start below 0 is refused, or is 0 where it is known only when the program runs."""
+        """Return examples start ... start + size - 1 and a mask of those that exist; the others
+        repeat the last one. A negative start is refused, or means 0 if it is known only at run
+        time."""
         _require_places("start", start)
         require_whole("size", size)
         start = jnp.maximum(jnp.asarray(start, jnp.int32), 0)
         places = start + jnp.arange(size, dtype=jnp.int32)
-        # Beyond all examples a place may wrap.
+        # Positions far past the end may overflow.
         mask = (places >= 0) & (places < self.count)
         last = jnp.maximum(self.count - 1, 0)
         if size > self.capacity or self.part is not None:
@@ -93,16 +105,16 @@ class Examples:
         def rows(leaf: jax.Array) -> jax.Array:
             # The store has `capacity` spare rows at its end, so that a slice is never shifted back.
             found = jax.lax.dynamic_slice_in_dim(leaf, self.offset + start, size)
-            # A neighbor's rows may be anything: with NaN in them, no mask of a loss would help its
-            # gradient.
+            # Rows of a neighboring client may contain NaN, which a mask of the loss would not keep
+            # out of its gradient.
             own = jnp.expand_dims(mask, range(1, leaf.ndim))
             return jnp.where(own, found, jax.lax.dynamic_slice_in_dim(leaf, self.offset + last, 1))
 
         return jax.tree.map(rows, self.store), mask
 
     def shuffled(self, key: Key, indices: Any = None) -> jax.Array:
-        """These places (by default all) of a random order of the indices 0 ... count - 1, which is
-        followed by those that do not exist. Asking for a few places costs only a few."""
+        """Return these positions (by default all) of a random order of 0 ... count - 1, followed by
+        the indices that do not exist. The cost is proportional to the number of positions."""
         if indices is not None:
             _require_places("indices", indices)
         places = jnp.arange(self.capacity) if indices is None else indices
@@ -119,17 +131,27 @@ class Examples:
         steps: Any = None,
         most: int | None = None,
     ) -> Carry:
-        """`carry = step(carry, batch, mask)` over this client's batches, in data order or shuffled.
+        """Run `carry = step(carry, batch, mask)` over this client's batches.
 
-        A client with 53 examples and batches of 10 does 6 steps, the last with a mask of 3. With
-        `steps`, every client does so many, beginning again where its batches end (shuffled once).
-        Where epochs or steps are computed, `most` says how many they can be: of more, which are not
-        done, all floats of the result are NaN. A step with a fourth argument, `index`, is told
-        where in the client's own data its examples are; for those that do not exist, past the end
-        of any array, where `array.at[index].set(...)` sets nothing.
-
-        The loop can be differentiated in every mode; where nothing is pulled back through it, the
+        A client with 53 examples and batches of 10 takes 6 steps, the last with a mask of 3. The
+        loop is differentiable in every mode; where no reverse-mode derivative goes through it, the
         executor ends it after this client's last batch instead of the largest client's.
+
+        Args:
+            step: The step. If it has a fourth argument, `index`, it receives the positions of the
+                examples in the client's own data; for examples that do not exist, a position past
+                the end of any array, where `array.at[index].set(...)` has no effect.
+            carry: The initial value.
+            batch_size: The number of examples of a batch.
+            epochs: The number of passes over the examples.
+            key: Shuffles the examples; by default they are in data order.
+            steps: The number of steps instead of `epochs`, the same for every client; batches
+                repeat from the start when they run out (shuffled once).
+            most: An upper bound on epochs or steps, where these are computed. More are not done:
+                all floats of the result are NaN then.
+
+        Returns:
+            The final carry.
         """
         require_whole("batch_size", batch_size)
         for name, amount in (("epochs", epochs), ("steps", steps)):
@@ -174,9 +196,10 @@ def _nan_where(wrong: jax.Array, leaf: Any) -> Any:
 
 
 def _require_places(name: str, places: Any) -> None:
-    """Refuse an index below 0, where it is known: it would be another client's example."""
+    """Refuse a known negative index, which would be another client's example."""
     if isinstance(places, jax.core.Tracer):
         return
+    require_lossless(places, name)
     least = np.min(np.asarray(places), initial=0)
     if least < 0:
         raise ArgumentError.here(
@@ -188,12 +211,16 @@ def _require_places(name: str, places: Any) -> None:
 def repeat(
     step: Callable[[jax.Array, Carry], Carry], carry: Carry, times: jax.Array, most: int
 ) -> Carry:
-    """`for i in range(times): carry = step(i, carry)` with `times <= most`, differentiable.
+    """Run `for i in range(times): carry = step(i, carry)` with `times <= most`, differentiably.
 
     It is traced as a scan of static length whose steps past `times` do nothing. The local executor
-    knows this form and runs it with a dynamic trip count (executors/ragged.py).
+    recognizes this form and runs it with a dynamic trip count (execution/ragged.py).
     """
 
+    if most > MOST:
+        raise ArgumentError.here(
+            f"{most:,} steps of a client are more than 32 bits can count. Ask for fewer epochs."
+        )
     times = jnp.asarray(times, jnp.int32)
 
     def body(state: tuple[jax.Array, Carry], _: None) -> tuple[tuple[jax.Array, Carry], None]:

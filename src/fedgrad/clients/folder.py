@@ -1,4 +1,4 @@
-"""A folder of clients, read client by client (`stored.py` says what is in it)."""
+"""The reader of a folder of clients, client by client (`stored.py` describes the format)."""
 
 import json
 import os
@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.clients.padding import fill
+from fedgrad.clients.digest import bytes_of
+from fedgrad.clients.padding import MOST, fill
 from fedgrad.clients.stored import (
     COUNTS,
     FORMAT,
@@ -24,35 +25,36 @@ from fedgrad.clients.stored import (
     NAMES,
     VERSION,
     Leaf,
-    bytes_of,
     keeps,
     rebuilt,
 )
 from fedgrad.core.errors import StoreError
+from fedgrad.core.lossless import extremes, misfit
 
-ALIGNED = 64  # bytes: such buffers are used by XLA on CPUs as they are, without a copy
+ALIGNED = 64  # bytes: XLA on CPUs uses buffers with this alignment without a copy
 
 
 class Unreadable(Exception):
-    """What is wrong with a file of a store."""
+    """A file of a store cannot be read."""
 
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """A folder of clients, as its header says. It holds no open file."""
+    """A folder of clients, as described by its header. It holds no open file."""
 
     path: Path
-    counts: np.ndarray  # of examples, for each client
-    offsets: np.ndarray  # the row at which each client begins
+    counts: np.ndarray  # the number of examples of each client
+    offsets: np.ndarray  # the first row of each client
     leaves: tuple[Leaf, ...]
-    stamps: tuple[int, ...]  # when the file of each leaf was written
+    stamps: tuple[int, ...]  # the modification times of the leaves' files
     tree: Any  # the structure of the examples, with the number of a leaf in each place
     named: bool
     about: dict[str, Any]
+    digest: str | None  # of all examples, if the header has it
 
     @staticmethod
     def of(path: str | os.PathLike[str]) -> "Folder":
-        """What there is, or what is wrong with it."""
+        """Open a folder; refuse it if it is damaged."""
         folder = Path(path)
         header = _header(folder)
         try:
@@ -62,12 +64,14 @@ class Folder:
                     str(x["file"]),
                     _dtype(x["dtype"]),
                     tuple(map(index, x["shape"])),
+                    tuple((number, index(client)) for number, client in x.get("ends", ())),
                 )
                 for x in header["leaves"]
             )
             clients, examples = int(header["clients"]), int(header["examples"])
             checksum, tree = header["counts_crc32"], rebuilt(header["tree"])
             named, about = bool(header["named"]), dict(header["about"])
+            digest = None if header.get("digest") is None else bytes.fromhex(header["digest"]).hex()
             if sorted(jax.tree.leaves(tree)) != list(range(len(leaves))):
                 raise ValueError("its tree has other leaves")
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -92,18 +96,21 @@ class Folder:
         right = zlib.crc32(content) == checksum and counts.sum() == examples
         if not right or not len(counts) or counts.min() < 1:
             raise _broken(folder, f"{COUNTS} is damaged")
-        offsets = np.cumsum(counts) - counts
-        return Folder(
-            folder, counts.astype(np.int32), offsets, leaves, tuple(stamps[1:]), tree, named, about
-        )
+        if counts.max() > MOST:
+            raise _broken(folder, f"a client has more than {MOST:,} examples")
+        if (folder / HEADER).stat().st_mtime_ns < max(stamps):
+            digest = None  # the examples were changed, or the files copied one by one
+        offsets, written = np.cumsum(counts) - counts, tuple(stamps[1:])
+        known = (leaves, written, tree, named, about, digest)
+        return Folder(folder, counts.astype(np.int32), offsets, *known)
 
     @property
     def row_bytes(self) -> int:
-        """Of one example, all leaves together."""
+        """The size of one example, all leaves together."""
         return sum(leaf.bytes for leaf in self.leaves)
 
     def names(self) -> list[str] | None:
-        """Those of all clients, where they have any."""
+        """Return the names of all clients, if they have any."""
         if not self.named:
             return None
         try:
@@ -115,9 +122,10 @@ class Folder:
         return names
 
     def read(self, clients: np.ndarray, rows: int) -> Any:
-        """The examples of these clients, one client after another, in arrays of so many rows.
+        """Return the examples of these clients, one after another, in arrays of so many rows.
 
-        Raises `Unreadable`, which knows no line of the user's code: this may run in any thread.
+        Raises `Unreadable`, which has no line of the user's code, because this may run in any
+        thread.
         """
         filled = int(self.counts[clients].sum())
         found = []
@@ -136,9 +144,21 @@ class Folder:
             found.append(array)
         return jax.tree.map(lambda number: found[number], self.tree)
 
+    def require_lossless(self, read: Any) -> None:
+        """Refuse a store with numbers that JAX would change, in these clients or in others, before
+        training starts."""
+        arrays = jax.tree.leaves(read)
+        for number, array in zip(jax.tree.leaves(self.tree), arrays, strict=True):
+            leaf = self.leaves[number]
+            if leaf.dtype == jax.dtypes.canonicalize_dtype(leaf.dtype):
+                continue
+            for end, client in leaf.ends or ((end, "?") for end in extremes(array)):
+                if why := misfit((end,), leaf.dtype):
+                    raise StoreError.here(f"{self.path}: client {client}{leaf.name}: {why}")
+
     def _runs(self, clients: np.ndarray, size: int) -> Iterator[tuple[int, int, int]]:
-        """What is read at once, neighbours together: in bytes where it is in the file, where it
-        goes, and how long it is."""
+        """Return contiguous reads, with neighboring clients joined: (offset in the file, offset in
+        the array, length), in bytes."""
         begin, count = self.offsets[clients], self.counts[clients].astype(np.int64)
         end = begin + count
         first = np.flatnonzero(np.r_[True, begin[1:] != end[:-1]])
@@ -159,7 +179,7 @@ class Folder:
             done += more
 
     def _require_unchanged(self, file: os.stat_result, leaf: Leaf, stamp: int) -> None:
-        """Another store in the same place has its clients elsewhere in its files."""
+        """Refuse a file that was rewritten: clients may be elsewhere in it."""
         if file.st_size < leaf.bytes * int(self.counts.sum(dtype=np.int64)):
             raise self._unreadable(leaf, file.st_size, "the file was cut off")
         if file.st_mtime_ns != stamp:

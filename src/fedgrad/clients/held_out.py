@@ -1,4 +1,4 @@
-"""Examples of each client that are kept from training, to judge what was trained on the others."""
+"""Held-out splits: examples of each client that are not trained on, to judge the model."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,13 +14,18 @@ from fedgrad.core.errors import ArgumentError, known_fields
 @known_fields
 @dataclass(frozen=True)
 class HeldOut:
-    """Which examples of a client are held out: a `fraction` of them, by a random order that depends
-    on the `seed` and on how many there are, and on nothing else.
+    """A rule that selects the held-out examples of a client.
 
-    So everybody who uses the same rule means the same examples: an algorithm that trains without
-    them (`fg.holding_out`), an evaluation, hypergradients or a race that are judged by them. It is
-    applied where the examples are, so it works on nodes too. A client keeps at least one example to
-    train on; one that has only one holds nothing out.
+    It holds out a `fraction` of them, in a random order that depends only on the `seed` and on
+    their number. Everything that uses the same rule therefore refers to the same examples: an
+    algorithm that trains without them (`fg.holding_out`), an evaluation, hypergradients or a race
+    judged by them. The rule is applied where the examples are, so it works on nodes too. A client
+    keeps at least one example to train on; a client with a single example holds nothing out.
+
+    Example:
+
+        held_out = fg.HeldOut(0.2)
+        algorithm = fg.holding_out(fg.fed_avg(loss), held_out)
     """
 
     fraction: float = 0.2
@@ -35,8 +40,8 @@ class HeldOut:
             raise ArgumentError.here(f"fg.HeldOut(seed={self.seed!r}): give a whole number.")
 
     def split(self, examples: Examples) -> tuple[Examples, Examples]:
-        """A client's examples to train on, and those that are held out. Of examples that are what
-        the same rule has left to train on, the others are held out."""
+        """Return a client's training examples and its held-out ones. If the examples are already
+        the training split of the same rule, the rest is returned as held out."""
         if (part := examples.part) is not None:
             if part.held or part.rule != self:
                 raise ArgumentError.here(
@@ -50,13 +55,13 @@ class HeldOut:
         return train, self._held(examples, count, left)
 
     def number(self, count: jax.Array) -> jax.Array:
-        """How many of so many examples are held out."""
+        """Return how many of `count` examples are held out."""
         nearest = jnp.floor(count.astype(jnp.float32) * self.fraction + 0.5).astype(count.dtype)
         # A node may have no examples at all.
         return jnp.clip(nearest, 0, jnp.maximum(count - 1, 0))
 
     def require_some(self, what: str, clients: Any) -> None:
-        """Refuse a population in which nobody holds anything out, where that is known."""
+        """Refuse a population in which no client holds an example out, if that is known."""
         counts = clients.counts
         if counts is not None and not np.any(self.number(jnp.asarray(counts))):
             raise ArgumentError.here(
@@ -66,7 +71,9 @@ class HeldOut:
             )
 
     def _held(self, examples: Examples, count: jax.Array, first: jax.Array) -> Examples:
-        most = min(examples.capacity, int(examples.capacity * self.fraction + 0.5) + 1)
+        # An upper bound on `number`, which rounds in float32.
+        room = int(examples.capacity * self.fraction + 0.5) + 1 + examples.capacity // 2**21
+        most = min(examples.capacity, room)
         part = self._part(count, first, True)
         return replace(examples, count=count - first, capacity=most, part=part)
 
@@ -78,7 +85,7 @@ A_FIFTH = HeldOut()
 
 
 def require_rule(what: str, given: object) -> None:
-    """Refuse what is not such a rule."""
+    """Refuse anything but a held-out rule."""
     if not isinstance(given, HeldOut):
         raise ArgumentError.here(
             f"{what}: held_out={given!r} does not say which examples. Write "

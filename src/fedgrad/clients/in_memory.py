@@ -1,7 +1,7 @@
-"""A population in memory: all examples of all clients in one store, of which a client is a view."""
+"""A population in memory: the examples of all clients in one store, with a view for each client."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,29 +11,30 @@ import numpy as np
 
 from fedgrad.clients import sampling
 from fedgrad.clients.cohort import Cohort
-from fedgrad.clients.padding import padded
+from fedgrad.clients.padding import MOST, padded
 from fedgrad.clients.population import Population, Stored
 from fedgrad.core.errors import CohortError, known_arguments
+from fedgrad.core.lossless import changed, masked, place
 from fedgrad.core.types import Key
 
-WORDS = "OSUmM"  # the kinds of arrays that are of no numbers
+WORDS = "OSUmM"  # the kinds of NumPy arrays that are not numeric
 
 
 @dataclass(frozen=True, repr=False)
 class InMemory(Stored):
-    """All clients, their examples stored once. Make one with `fg.population`."""
+    """A population whose examples are stored once. Make one with `fg.population`."""
 
     offsets: np.ndarray
     here = True
 
     @property
     def sharding(self) -> Any:
-        """On each of several local devices, if there are several."""
+        """Replication over the local devices, if there are several."""
         sharding = self.everyone.count.sharding
         return sharding if len(sharding.device_set) > 1 else None
 
     def cohort(self, index: Any) -> Cohort:
-        """Two numbers of each client, which are known on the host too."""
+        """Return a cohort: two numbers per client, which the host also knows."""
         if isinstance(index, jax.core.Tracer):
             offsets, counts = self.everyone.offset, self.everyone.count
         else:
@@ -41,7 +42,7 @@ class InMemory(Stored):
         return replace(self.everyone, offset=offsets[index], count=counts[index], index=index)
 
     def draws(self, key: Key, size: int, role: str = "cohort") -> Callable[[int], Any]:
-        """The cohorts of several rounds are put on the devices together."""
+        """Return a function from rounds to cohorts; those of several rounds are placed together."""
         words, _ = sampling.read_key(key)
         put = sampling.placing(self.sharding)
 
@@ -55,19 +56,34 @@ class InMemory(Stored):
 
 @known_arguments()
 def population(clients: Sequence[Any]) -> Population:
-    """Store clients, one pytree of examples each (leaves with a leading example axis), once.
+    """Store clients in memory, once.
 
-    On several local devices the store is put on each of them, so that no round moves data.
+    On several local devices the store is replicated, so that no round moves data.
+
+    Args:
+        clients: A list with one pytree of examples per client, whose leaves have a leading example
+            axis.
+
+    Returns:
+        A population.
+
+    Raises:
+        CohortError: If the clients differ in structure, shapes or dtypes, or one has no examples.
+
+    Example:
+
+        clients = fg.population([{"x": np.ones((5, 3))}, {"x": np.ones((8, 3))}])
     """
-    counts = examples_of(clients).astype(np.int32)
-    total, capacity = int(counts.sum()), int(counts.max())
-    offsets = (np.cumsum(counts) - counts).astype(np.int32)
+    arrays, sizes = read_clients(clients)
+    total, capacity = int(sizes.sum()), int(sizes.max())
 
-    def stored(*leaves: Any) -> jax.Array:
-        return _everywhere(padded([np.asarray(leaf) for leaf in leaves], total + capacity))
+    def stored(path: Any, *leaves: Any) -> jax.Array:
+        return _everywhere(joined(path, dict(enumerate(leaves)), total + capacity))
 
+    store = jax.tree_util.tree_map_with_path(stored, *arrays)
+    counts, offsets = sizes.astype(np.int32), (np.cumsum(sizes) - sizes).astype(np.int32)
     everyone = Cohort(
-        store=jax.tree.map(stored, *clients),
+        store=store,
         offset=_everywhere(offsets),
         count=_everywhere(counts),
         index=_everywhere(np.arange(len(counts), dtype=np.int32)),
@@ -78,12 +94,12 @@ def population(clients: Sequence[Any]) -> Population:
 
 @known_arguments()
 def cohort(clients: Sequence[Any]) -> Cohort:
-    """Clients of different sizes from a list, one entry per client, for one call of a program."""
+    """Return a cohort from a list of clients of any sizes, for one call of a program."""
     return population(clients).everyone
 
 
 def everywhere() -> Any:
-    """On each of the local devices; None if there is one."""
+    """Return the replication over all local devices; None if there is one."""
     devices = jax.local_devices()
     if len(devices) == 1:
         return None
@@ -96,8 +112,18 @@ def _everywhere(x: np.ndarray) -> jax.Array:
     return jnp.asarray(x) if sharding is None else jax.device_put(x, sharding)
 
 
-def examples_of(clients: Sequence[Any]) -> np.ndarray:
-    """How many examples each client has, if they are one population."""
+def joined(path: Any, clients: Mapping[int, Any], rows: int) -> np.ndarray:
+    """Concatenate a leaf of these clients for a store; refuse numbers that JAX would change."""
+    whole: np.ndarray = padded([np.asarray(leaf) for leaf in clients.values()], rows)
+    if changed(whole):
+        for number, leaf in clients.items():
+            if why := changed(np.asarray(leaf)):
+                raise CohortError.here(f"Client {number}{place(path)}{why}")
+    return whole
+
+
+def read_clients(clients: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
+    """Return the clients as arrays, and their numbers of examples; refuse unlike clients."""
     if isinstance(clients, str | os.PathLike):
         raise CohortError.here(
             f"fg.population takes the clients themselves; fg.stored({str(clients)!r}) opens a "
@@ -110,13 +136,21 @@ def examples_of(clients: Sequence[Any]) -> np.ndarray:
         )
     if not len(clients):
         raise CohortError.here("There are no clients: the list is empty.")
-    counts = [count_of(i, client, clients[0]) for i, client in enumerate(clients)]
-    _require_dtypes(clients)
-    return np.asarray(counts)
+    arrays = [read_client(i, client) for i, client in enumerate(clients)]
+    counts = [count_of(i, client, arrays[0]) for i, client in enumerate(arrays)]
+    _require_dtypes(arrays)
+    return arrays, np.asarray(counts)
+
+
+def read_client(number: int, client: Any) -> Any:
+    """Convert a client's examples to arrays, from tensors or columns of tables."""
+    if why := masked(client):
+        raise CohortError.here(f"Client {number}{why}")
+    return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), client)
 
 
 def count_of(number: int, client: Any, first: Any) -> int:
-    """How many examples a client has, if they are like those of the first one."""
+    """Return a client's number of examples; refuse examples unlike those of the first client."""
     if not _same_tree(client, first):
         raise CohortError.here(
             f"Client {number} has another structure than client 0: {jax.tree.structure(client)} "
@@ -131,30 +165,36 @@ def count_of(number: int, client: Any, first: Any) -> int:
         )
     if sizes == {0}:
         raise CohortError.here(f"Client {number} has no examples. Leave it out.")
+    if (count := int(shapes[0][0])) > MOST:
+        raise CohortError.here(
+            f"Client {number} has {count:,} examples, more than 32 bits can count. Make several "
+            "clients of it."
+        )
     for here, wanted in zip(shapes, map(np.shape, jax.tree.leaves(first)), strict=True):
         if here[1:] != wanted[1:]:
             raise CohortError.here(
                 f"Examples of client {number} have shape {here[1:]}, those of client 0 "
                 f"{wanted[1:]}. Only the number of examples may differ."
             )
-    return int(shapes[0][0])
+    return count
 
 
 def _require_dtypes(clients: Sequence[Any]) -> None:
-    """Refuse examples of other dtypes than those of the first client: stored together, all would
-    silently become what both fit into."""
+    """Refuse examples with other dtypes than the first client's: stored together, all would
+    silently be promoted to a common dtype."""
     first = _dtypes(clients[0])
     for path, dtype in zip(_paths(clients[0]), first, strict=True):
         if getattr(dtype, "kind", "") in WORDS:
             raise CohortError.here(
                 f"Examples of client 0 are {dtype}{path}, and JAX computes with numbers. Give each "
-                "word its own: np.unique(words, return_inverse=True)."
+                "word its own: np.unique(words, return_inverse=True). Numbers of which some are "
+                "missing, fill and cast: x.fillna(0).to_numpy(np.float32)."
             )
     for number, client in enumerate(clients):
         if (here := _dtypes(client)) == first:
             continue
         for path, found, wanted in zip(_paths(client), here, first, strict=True):
-            kept = map(jax.dtypes.canonicalize_dtype, (found, wanted))  # without x64, float32
+            kept = map(jax.dtypes.canonicalize_dtype, (found, wanted))  # float32 without x64
             if len({*kept}) > 1:
                 raise CohortError.here(
                     f"Examples of client {number} are {found}{path}, those of client 0 {wanted}. "
@@ -163,14 +203,12 @@ def _require_dtypes(clients: Sequence[Any]) -> None:
 
 
 def _paths(client: Any) -> list[str]:
-    """Where each leaf is, in words."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(client)]
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
-    return [f" in {name!r}" if name else "" for name in names]
+    """Return the path of each leaf, in words."""
+    return [place(path) for path, _ in jax.tree_util.tree_leaves_with_path(client)]
 
 
 def _dtypes(client: Any) -> list[Any]:
-    return [getattr(x, "dtype", None) or np.asarray(x).dtype for x in jax.tree.leaves(client)]
+    return [x.dtype for x in jax.tree.leaves(client)]
 
 
 def _same_tree(a: Any, b: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A population on disk: of its clients, only a round's cohort is in memory."""
+"""A population on disk: only the cohort of a round is in memory."""
 
 import functools
 import os
@@ -10,20 +10,21 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.clients import digest as hashing
 from fedgrad.clients import sampling
-from fedgrad.clients.ahead import Ahead
 from fedgrad.clients.cohort import Cohort
 from fedgrad.clients.folder import Folder, Unreadable
 from fedgrad.clients.in_memory import everywhere
 from fedgrad.clients.population import Population, require_clients
+from fedgrad.clients.prefetch import Prefetch
 from fedgrad.clients.stored import Writer
-from fedgrad.core.errors import CohortError, StoreError, known_arguments
+from fedgrad.core.errors import CohortError, StoreError, known_arguments, warn
 from fedgrad.core.types import Key
 
-PORTION = 64 * 2**20  # bytes of examples that are worked on together, where all clients are
-EVERYONE = 2**30  # bytes of all examples, above which they are not loaded at once
-LOOKED_AT = 64  # clients, of some_data
-DEVIATIONS = 6  # standard deviations above the mean number of examples of a cohort: nearly all
+PORTION = 64 * 2**20  # bytes of examples per portion, for work on all clients
+EVERYONE = 2**30  # the most bytes of examples to load at once
+LOOKED_AT = 64  # the number of clients in some_data
+DEVIATIONS = 6  # standard deviations above a cohort's mean number of examples: nearly all
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Loaded:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class OnDisk(Population):
-    """All clients, their examples in a folder. Make one with `fg.stored`."""
+    """A population whose examples are in a folder. Make one with `fg.stored`."""
 
     folder: Folder
     counts: np.ndarray = field()
@@ -55,22 +56,22 @@ class OnDisk(Population):
 
     @property
     def sharding(self) -> Any:
-        """On each of several local devices, if there are several."""
+        """Replication over the local devices, if there are several."""
         return everywhere()
 
     @functools.cached_property
     def names(self) -> list[str] | None:
-        """The names that clients were stored with, if they were."""
+        """The names that clients were stored with, if any."""
         return self.folder.names()
 
     @property
     def about(self) -> dict[str, Any]:
-        """What whoever wrote the store says about it."""
+        """The description that was stored with the data."""
         return self.folder.about
 
     @property
     def bytes(self) -> int:
-        """Of all examples."""
+        """The size of all examples."""
         return self.folder.row_bytes * int(self.counts.sum(dtype=np.int64))
 
     @functools.cached_property
@@ -90,7 +91,7 @@ class OnDisk(Population):
         return self.select(np.arange(len(self)))
 
     def select(self, clients: Any) -> Cohort:
-        """The cohort of these clients, whose examples are loaded now."""
+        """Return the cohort of these clients, whose examples are loaded now."""
         if isinstance(clients, jax.core.Tracer):
             raise CohortError.here(
                 "A population on disk is sampled outside of jit, because its files are read there. "
@@ -100,16 +101,16 @@ class OnDisk(Population):
             return self._cohort(self._load(require_clients(clients, len(self))))
 
     def draws(self, key: Key, size: int, role: str = "cohort") -> "Cohorts":
-        """The next rounds' cohorts are loaded in the background."""
+        """Return a function from rounds to cohorts, which prefetches those of the next rounds."""
         words, _ = sampling.read_key(key)
 
         def load(round: int) -> Loaded:
             return self._load(sampling.positions(words, round, role, len(self), size))
 
-        return Cohorts(self, Ahead(load))
+        return Cohorts(self, Prefetch(load))
 
     def portions(self) -> Generator[Cohort]:
-        """All clients, as many at a time as fit; the next ones are loaded in the background."""
+        """Yield all clients, as many at a time as fit; the next ones are prefetched."""
         if self.bytes <= PORTION:
             yield self.everyone
             return
@@ -120,11 +121,29 @@ class OnDisk(Population):
             last = min(starts[number] + size, len(self))
             return self._load(np.arange(starts[number], last, dtype=np.int32))
 
-        with closing(Cohorts(self, Ahead(load, last=len(starts) - 1))) as portions:
+        with closing(Cohorts(self, Prefetch(load, last=len(starts) - 1))) as portions:
             yield from map(portions, range(len(starts)))
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """A digest of every example, from the header; without one, all files are read."""
+        if self.folder.digest is not None:
+            return self.folder.digest
+        if self.bytes > EVERYONE:
+            warn(
+                f"All {self.bytes / 2**30:.1f} GiB of {self.folder.path} are read, to tell its "
+                "examples from others: its store.json has no digest of them, or is older than they "
+                "are. fg.store writes one, and `cp -p` and `rsync -a` keep it."
+            )
+        found, size = bytearray(), self._together()
+        for start in range(0, len(self), size):
+            with _told():
+                part = self._load(np.arange(start, min(start + size, len(self)), dtype=np.int32))
+            found += hashing.of_each(jax.tree.leaves(part.store), part.offset, part.count)
+        return hashing.of_all((leaf.kind for leaf in self.folder.leaves), found)
+
     def some_data(self) -> list[np.ndarray]:
-        """The first example of a few clients, and how many everybody has."""
+        """Return the first example of a few clients, and all numbers of examples."""
         few = np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(np.int32))
         with _told():
             found = self.folder.read(few, int(self.counts[few].sum()))
@@ -144,21 +163,22 @@ class OnDisk(Population):
         return Loaded(self.folder.read(index, rows), offset, count, index)
 
     def _cohort(self, loaded: Loaded) -> Cohort:
+        self.folder.require_lossless(loaded.store)
         arrays = (loaded.store, loaded.offset, loaded.count, loaded.index)
-        # XLA on a CPU uses these buffers as they are.
+        # XLA on a CPU uses these buffers without a copy.
         store, offset, count, index = jax.device_put(arrays, self.sharding)
         return Cohort(store, offset, count, index, self.capacity)
 
     def _rows(self, size: int, examples: int) -> int:
-        """Of the arrays for a cohort of so many clients with so many examples.
+        """Return the number of rows of the arrays for a cohort of so many clients and examples.
 
         Nearly all cohorts of a size get the same number, so that a program is compiled for them
-        once; each of the rare others at least doubles it. With the spare rows that a last batch may
-        read.
+        once; each rare larger one at least doubles it. The number includes the spare rows that a
+        last batch may read.
         """
         mean, deviation = self._spread
         usual = int(size * mean + DEVIATIONS * size**0.5 * deviation) + 1
-        most = int(self._largest[min(size, len(self)) - 1])  # if nobody is in it twice
+        most = int(self._largest[min(size, len(self)) - 1])  # if no client is in it twice
         rows = min(usual, most)
         while rows < examples:
             rows *= 2
@@ -170,11 +190,11 @@ class OnDisk(Population):
 
     @functools.cached_property
     def _largest(self) -> np.ndarray:
-        """The examples of the largest client, of the two largest, ..."""
+        """The number of examples of the largest client, of the two largest, ..."""
         return np.cumsum(-np.sort(-self.counts.astype(np.int64)))
 
     def _together(self) -> int:
-        """How many neighbours are worked on together: as many as are not too much anywhere."""
+        """Return how many consecutive clients form a portion, so that none is too large."""
         size = max(1, int(len(self) * PORTION / self.bytes))
         starts = np.arange(0, len(self), size)
         while size > 1:
@@ -187,24 +207,24 @@ class OnDisk(Population):
 
 
 class Cohorts:
-    """Cohorts by number, of rounds or of portions, loaded ahead."""
+    """Cohorts by number, of rounds or of portions, with prefetch."""
 
-    def __init__(self, population: OnDisk, ahead: Ahead[Loaded]) -> None:
-        self.population, self.ahead = population, ahead
+    def __init__(self, population: OnDisk, prefetch: Prefetch[Loaded]) -> None:
+        self.population, self.prefetch = population, prefetch
 
     def __call__(self, number: int) -> Cohort:
-        """The cohort."""
+        """Return the cohort with this number."""
         with _told():
-            return self.population._cohort(self.ahead(number))
+            return self.population._cohort(self.prefetch(number))
 
     def close(self) -> None:
-        """End the loading."""
-        self.ahead.close()
+        """Stop loading."""
+        self.prefetch.close()
 
 
 @contextmanager
 def _told() -> Generator[None]:
-    """What a file is wrong with, with the line of the user's code."""
+    """Raise errors of files with the line of the user's code."""
     try:
         yield
     except Unreadable as error:
@@ -213,10 +233,20 @@ def _told() -> Generator[None]:
 
 @known_arguments()
 def stored(path: str | os.PathLike[str]) -> Population:
-    """The clients that `fg.store` or `fedgrad data prepare` wrote into a folder, as a population.
+    """Open the clients that `fg.store` or `fedgrad data prepare` wrote into a folder.
 
-    It is opened at once, however large it is: only the examples of a round's cohort are read, in
-    the background while the devices work. Cohorts and numbers are those of `fg.population`.
+    Opening is immediate, however large the folder is: only the examples of a round's cohort are
+    read, in the background while the devices work. Cohorts and numbers are those of
+    `fg.population`.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        A population.
+
+    Raises:
+        StoreError: If the folder is not a store, or is damaged.
     """
     folder = Folder.of(path)
     return OnDisk(folder, folder.counts)
@@ -224,10 +254,22 @@ def stored(path: str | os.PathLike[str]) -> Population:
 
 @known_arguments()
 def store(path: str | os.PathLike[str], clients: Iterable[Any]) -> Population:
-    """Write clients, one pytree of examples each, into a new folder, and open it.
+    """Write clients into a new folder, and open it.
 
-    `clients` may be a generator: one client at a time is in memory. Examples keep their dtypes. If
-    it does not come to its end, nothing is written.
+    Args:
+        path: The folder, which must not exist or be empty.
+        clients: One pytree of examples per client. With a generator, one client at a time is in
+            memory. Examples keep their dtypes.
+
+    Returns:
+        A population on disk. If `clients` raises before its end, nothing is written.
+
+    Raises:
+        StoreError: If the folder exists or cannot be written.
+
+    Example:
+
+        clients = fg.store("clients", ({"x": read(name)} for name in names))
     """
     if isinstance(clients, dict) or not isinstance(clients, Iterable):
         raise CohortError.here(

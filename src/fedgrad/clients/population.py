@@ -1,4 +1,4 @@
-"""Populations: whatever clients can be sampled from, in memory, on disk, on a mesh or on nodes."""
+"""Populations: collections of clients to sample from, in memory, on disk, on a mesh or on nodes."""
 
 import functools
 from abc import abstractmethod
@@ -13,29 +13,31 @@ import numpy as np
 from fedgrad.clients import sampling
 from fedgrad.clients.cohort import Cohort
 from fedgrad.core.arguments import ClientData, Seen
-from fedgrad.core.errors import ArgumentError, CohortError
+from fedgrad.core.errors import ArgumentError, CohortError, public
+from fedgrad.core.lossless import masked
 from fedgrad.core.program import Executor
 from fedgrad.core.types import Key
 
 
+@public
 class Population(ClientData):
-    """Whatever clients can be sampled from. `fg.population` makes one in memory.
+    """A collection of clients to sample from. `fg.population` makes one in memory.
 
-    Another kind of clients is a class with `__len__` and `select`; all kinds draw the same clients
-    with the same key.
+    Another kind of population is a class with `__len__` and `select`; all kinds sample the same
+    clients with the same key.
     """
 
-    counts: np.ndarray | None = None  # how many examples each client has, where that is known
-    executor: Executor | None = None  # on which its programs run, if not on any
-    sharding: Any = None  # where the data are, if on several devices: the model belongs there too
-    here = False  # the data are on this machine, so a round is the same program whenever it runs
+    counts: np.ndarray | None = None  # the number of examples of each client, if known
+    executor: Executor | None = None  # the executor that its programs need, if any
+    sharding: Any = None  # where the data are, if on several devices; the model belongs there too
+    here = False  # data are on this machine, so every run of a round is the same program
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def select(self, clients: Any) -> Any:
-        """The cohort of these clients, by their index: what a program takes."""
+        """Return the cohort of these clients, by index, as an argument for a program."""
 
     @functools.cached_property
     def everyone(self) -> Any:
@@ -43,7 +45,7 @@ class Population(ClientData):
         return self.select(np.arange(len(self)))
 
     def indices(self, key: Key, size: int, round: int = 1, role: str = "cohort") -> Any:
-        """Which clients `sample` draws."""
+        """Return the indices of the clients that `sample` draws."""
         if not 1 <= size <= len(self):
             raise CohortError.here(
                 f"Cannot sample {size} of {len(self)} clients. Ask for 1 to {len(self)}."
@@ -51,45 +53,59 @@ class Population(ClientData):
         return sampling.chosen(key, len(self), size, round, role)
 
     def sample(self, key: Key, size: int, round: int = 1, role: str = "cohort") -> Any:
-        """A cohort of `size` different clients, drawn uniformly.
+        """Return a cohort of `size` different clients, drawn uniformly.
 
-        It is the cohort that `fg.fit` with this key and size trains on in this round. `role`: the
-        argument of the algorithm's round that it is for, where that takes several cohorts.
+        It is the cohort that `fg.fit` with this key and size trains on in this round.
+
+        Args:
+            key: A JAX key.
+            size: The number of clients.
+            round: The number of the round; the first one is 1.
+            role: The argument of the algorithm's round that the cohort is for, if it takes several.
+
+        Returns:
+            A cohort, an argument for programs.
         """
         index = self.indices(key, size, round, role)
         cohort = self.select(index)
-        # Whoever made the cohort may have numbered its clients anew.
+        # `select` may have renumbered the clients.
         return replace(cohort, index=index) if isinstance(cohort, Cohort) else cohort
 
     def draws(self, key: Key, size: int, role: str = "cohort") -> Callable[[int], Any]:
-        """`sample` as a function of the round, for many rounds. If it has a method `close`, that is
-        called after the last one."""
+        """Return `sample` as a function of the round, for many rounds. Its method `close`, if it
+        has one, is called after the last round."""
         return lambda round: self.sample(key, size, round, role)
 
     def portions(self) -> Generator[Any]:
-        """Cohorts that are all clients together: one, or each small enough for a device."""
+        """Yield cohorts that together are all clients: one, or several that fit on a device."""
         yield self.everyone
 
+    @property
+    def digest(self) -> str | None:
+        """A digest of every example, which identifies the data of a resumed run. None if the
+        examples cannot be read, as on nodes: then only the number of clients is compared."""
+        return None
+
     def some_data(self) -> list[np.ndarray]:
-        """Some rows of the data, which tell it from another population, where they can be read."""
+        """Return a few rows that identify the data for checkpoints without a digest."""
         return []
 
     def begin(self, one: Any) -> Any:
-        """The states that all clients keep between rounds: each begins with this one."""
+        """Return the initial states of all clients: `one` for each."""
         rows = (len(self),)
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, rows + jnp.shape(leaf)), one)
 
     def gather(self, states: Any, cohort: Any) -> Any:
-        """Of the states of all clients, those of a cohort: an argument beside it."""
+        """Return the states of a cohort out of those of all clients, as an argument beside it."""
         return _rows(states, _index(cohort))
 
     def scatter(self, states: Any, cohort: Any, new: Any) -> Any:
-        """The states of all clients, of which those of a cohort are new."""
+        """Return the states of all clients with those of a cohort replaced."""
         require_kept(states, new)
         return _with_rows(states, _index(cohort), new)
 
     def seen(self, where: str) -> Seen:
-        """Refused: a program runs on a cohort."""
+        """Refuse a population as an argument: a program runs on a cohort."""
         raise CohortError.here(
             f"{where}: got a population. Choose clients: population.sample(key, size), or "
             "population.everyone for all of them."
@@ -98,7 +114,7 @@ class Population(ClientData):
 
 @dataclass(frozen=True, repr=False)
 class Stored(Population):
-    """All clients, their examples in one store, wherever that is."""
+    """A population whose examples are in one store, wherever that is."""
 
     everyone: Cohort = field()
     counts: np.ndarray = field()
@@ -110,17 +126,22 @@ class Stored(Population):
         return f"Population({len(self)} clients, {int(self.counts.sum())} examples)"
 
     def select(self, clients: Any) -> Cohort:
-        """The cohort of these clients, by their index in the population."""
-        if isinstance(clients, jax.core.Tracer):  # of `sample` within jit
+        """Return the cohort of these clients, by their index in the population."""
+        if isinstance(clients, jax.core.Tracer):  # from `sample` under jit
             return self.cohort(clients)
         return self.cohort(require_clients(clients, len(self)))
 
     @abstractmethod
     def cohort(self, index: Any) -> Cohort:
-        """The cohort of these clients, who exist; an index may be traced."""
+        """Return the cohort of these existing clients; the index may be traced."""
+
+    @property
+    def digest(self) -> str | None:
+        """A digest of every example."""
+        return self.everyone.digest
 
     def some_data(self) -> list[np.ndarray]:
-        """All of them could take longer than a short training."""
+        """Return every (n/1000)th row."""
         stored = jax.tree.leaves(self.everyone.store)
         if not all(leaf.is_fully_addressable for leaf in stored):
             return []
@@ -128,7 +149,9 @@ class Stored(Population):
 
 
 def require_clients(clients: Any, there: int) -> np.ndarray:
-    """Clients by their index, who exist."""
+    """Return the indices of clients; refuse clients that do not exist."""
+    if why := masked(clients):
+        raise CohortError.here(f"Clients by their index{why}")
     clients = np.asarray(clients)
     if clients.ndim != 1 or clients.size == 0 or not np.issubdtype(clients.dtype, np.integer):
         raise CohortError.here(f"Select clients by a non-empty vector of indices, got {clients!r}.")
@@ -140,7 +163,7 @@ def require_clients(clients: Any, there: int) -> np.ndarray:
 
 
 def require_kept(old: Any, new: Any) -> None:
-    """Refuse what would not stay what it was: both have an axis over clients."""
+    """Refuse client states whose structure, shape or dtype has changed; both have a client axis."""
     then: Any = jax.tree.structure(old)
     now: Any = jax.tree.structure(new)
     if then != now:

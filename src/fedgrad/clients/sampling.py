@@ -1,8 +1,8 @@
-"""The one sampler: who takes part is a function of a key and the round, and of nothing else.
+"""The sampler of cohorts: the clients of a round depend on the key and the round, and nothing else.
 
-So runs with the same key train on the same cohorts in the same order, whatever they learn and
-wherever their clients are, and a run that is resumed goes on with the cohorts that it would have
-had. It runs on the host, where it takes microseconds.
+Runs with the same key therefore train on the same cohorts in the same order, whatever they learn
+and wherever their clients are, and a resumed run continues with the cohorts that it would have had.
+Sampling runs on the host, where it takes microseconds.
 """
 
 import functools
@@ -17,8 +17,8 @@ import numpy as np
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.types import Key
 
-# Rounds whose randomness is made together: the less often, the cheaper. With another number the
-# same key gives other cohorts.
+# Rounds whose random numbers are generated together: larger is cheaper. Another value gives other
+# cohorts for the same key.
 BLOCK = 8
 TOGETHER = 16  # rounds whose cohorts and keys are put on the devices together
 
@@ -27,9 +27,10 @@ Words = tuple[int, ...]  # the numbers in a key
 
 
 def chosen(key: Key, there: int, wanted: int, round: int, role: str) -> Any:
-    """Which clients of so many take part in a round, as a vector; within jit too.
+    """Return the indices of the clients of a round, as a vector; also under jit.
 
-    `role`: the argument of the round that they are chosen for.
+    `there` clients exist and `wanted` of them are drawn. `role`: the argument of the round that
+    they are drawn for.
     """
     if not isinstance(key, jax.core.Tracer):
         return positions(read_key(key)[0], round, role, there, wanted)
@@ -43,10 +44,10 @@ def chosen(key: Key, there: int, wanted: int, round: int, role: str) -> Any:
 
 
 def positions(words: Words, round: int, role: str, there: int, wanted: int) -> np.ndarray:
-    """Different numbers below `there`, drawn uniformly. Whoever wants fewer gets the first ones."""
+    """Return `wanted` different numbers below `there`, uniformly; fewer are a prefix of more."""
     block, row = divmod(round, BLOCK)
     picks = list(_picks(words, block, role, there, wanted)[row])
-    # The first steps of a shuffle of range(there), remembering only what has moved.
+    # A partial Fisher-Yates shuffle of range(there) that stores only the moved entries.
     moved: dict[int, int] = {}
     for i, pick in enumerate(picks):
         picks[i] = moved.get(pick, pick)
@@ -55,14 +56,14 @@ def positions(words: Words, round: int, role: str, there: int, wanted: int) -> n
 
 
 def round_keys(key: Key, sharding: Any = None) -> Callable[[int], jax.Array]:
-    """A function that gives the key of a round."""
+    """Return a function that maps a round to its key."""
     words, wrap = read_key(key)
     put = _wrapping(wrap, sharding)
     return ahead(lambda rounds: put([_bits(words, round) for round in rounds]))
 
 
 def ahead(make: Callable[[range], Sequence[T]]) -> Callable[[int], T]:
-    """A function of a round, made for several rounds at a time."""
+    """Return a function of the round whose values are made for several rounds at a time."""
     ready: dict[int, T] = {}
 
     def of(round: int) -> T:
@@ -77,13 +78,13 @@ def ahead(make: Callable[[range], Sequence[T]]) -> Callable[[int], T]:
 
 @functools.cache
 def placing(sharding: Any) -> Callable[[Any], Any]:
-    """Puts arrays where they are used. The compiled identity moves many small ones several times
-    faster than jax.device_put."""
+    """Return a function that puts arrays where they are used. A compiled identity moves many small
+    arrays several times faster than jax.device_put."""
     return jax.jit(lambda tree: tree, out_shardings=sharding)
 
 
 def read_key(key: jax.Array) -> tuple[Words, Callable[[Any], jax.Array]]:
-    """The numbers in a key, and how to make a key of the same kind from numbers."""
+    """Return the numbers in a key, and a function that makes such a key from numbers."""
     if _is_typed(key):
         data = np.asarray(jax.random.key_data(key))
         wrap = _typed(str(jax.random.key_impl(key)))
@@ -114,12 +115,12 @@ def _wrapping(wrap: Callable[[Any], jax.Array], sharding: Any) -> Callable[[list
     return jax.jit(lambda keys: [wrap(k) for k in keys], out_shardings=sharding)
 
 
-# Randomness is made for a block of rounds at a time, because it takes some time to set up.
+# Random numbers are generated for a block of rounds at a time, because the setup is slow.
 
 
 @functools.lru_cache(16)
 def _picks(words: Words, block: int, role: str, there: int, wanted: int) -> list[list[int]]:
-    """For each round of a block, numbers from i ... there - 1 for i = 0 ... wanted - 1."""
+    """Return for each round of a block a number from i ... there - 1, for i = 0 ... wanted - 1."""
     random = np.random.Generator(np.random.PCG64(_seeds(words, block, role, 0)))
     least = np.broadcast_to(np.arange(wanted)[:, None], (wanted, BLOCK))
     return random.integers(least, there).T.tolist()

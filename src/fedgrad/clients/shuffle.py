@@ -1,6 +1,7 @@
-"""A random permutation that is asked place by place, for clients that know how many they have.
+"""A random permutation that is evaluated position by position.
 
-Sorting random numbers would cost as much for every client as for the largest.
+The cost for a client depends on its own number of examples; sorting random numbers would cost as
+much for every client as for the largest.
 """
 
 import jax
@@ -12,10 +13,10 @@ ROUNDS = 16
 
 
 def permuted(key: Key, count: jax.Array, places: jax.Array) -> jax.Array:
-    """Where a random permutation of 0 ... count - 1 sends these places.
+    """Return the images of these places under a random permutation of 0 ... count - 1.
 
     "Swap or not" (Hoang, Morris and Rogaway 2012): in each round a random pivot pairs every place
-    with another, and each pair is swapped or not by a coin that both of its places see.
+    with another, and each pair is swapped or not by a coin that is a function of the pair.
     """
     pivots, salts = jax.random.bits(key, (2, ROUNDS), jnp.uint32)
     size = jnp.asarray(count).astype(jnp.uint32)
@@ -27,7 +28,7 @@ def permuted(key: Key, count: jax.Array, places: jax.Array) -> jax.Array:
 
 
 def _coin(x: jax.Array) -> jax.Array:
-    """One bit that depends on all bits of x, which is mixed as in MurmurHash3."""
+    """Return one bit that depends on all bits of x, mixed as in MurmurHash3."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return (x ^ (x >> 16)) & 1 == 1

@@ -1,9 +1,10 @@
-"""Clients in a folder, written once, one after another (`folder.py` reads them).
+"""The writer of clients in a folder, one after another (`folder.py` reads them).
 
-A folder has `store.json`, which says what there is; `counts.bin`, how many examples each client
-has, as 64-bit integers; and for each leaf of the examples a file with the rows of all clients, one
-after another, as they are in memory (little-endian): `np.memmap(file, dtype, shape=(rows, *shape))`
-reads it too. Clients who were given names have those in `names.txt`, a JSON string in each line.
+A folder has `store.json`, which describes the rest; `counts.bin`, the number of examples of each
+client as 64-bit integers; and for each leaf of the examples a file with the rows of all clients,
+one after another, as they are in memory (little-endian): `np.memmap(file, dtype, shape=(rows,
+*shape))` reads it too. If clients have names, they are in `names.txt`, one JSON string per line.
+`store.json` has a digest of all examples (`digest.py`), unless an older version wrote it.
 """
 
 import json
@@ -22,12 +23,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedgrad.clients.in_memory import count_of
+from fedgrad.clients import digest
+from fedgrad.clients.in_memory import count_of, read_client
 from fedgrad.core.errors import CohortError, StoreError
+from fedgrad.core.lossless import extremes
 
 HEADER, COUNTS, NAMES = "store.json", "counts.bin", "names.txt"
 FORMAT, VERSION = "clients of fedgrad", 1
-BUFFER = 2**20  # bytes of each file that wait in memory to be written
+BUFFER = 2**20  # the write buffer of each file, in bytes
 
 
 @dataclass(frozen=True)
@@ -38,23 +41,30 @@ class Leaf:
     file: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]  # of one example
+    # The least and the largest number, each with its client, for 64-bit numbers.
+    ends: tuple[tuple[Any, int], ...] = ()
 
     @property
     def bytes(self) -> int:
-        """Of one example."""
+        """The size of one example."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def kind(self) -> str:
+        """The description of the leaf in the digest of all examples."""
+        return digest.kind(self.name, self.dtype, self.shape)
 
 
 class Writer:
-    """Writes clients into a folder, in the memory of one of them.
+    """Writes clients into a folder, using the memory of one of them.
 
         with Writer("clients") as writer:
             for client in clients:
                 writer.add({"x": images, "y": labels})
 
-    The folder is there when this is left, whole; if it is left by an error, nothing is. A process
-    that is killed leaves a folder whose name begins with a dot, which does not open. `about` is
-    whatever is worth knowing about the data, as JSON.
+    The complete folder appears when the context exits; after an error, nothing is left. A process
+    that is killed leaves a folder whose name begins with a dot, which cannot be opened. `about` is
+    a description of the data, as JSON.
     """
 
     def __init__(
@@ -63,8 +73,10 @@ class Writer:
         self.path = Path(path)
         self.about = dict(about or {})
         self.counts: list[int] = []
+        self.digests = bytearray()  # of each client
         self.leaves: list[Leaf] = []
-        self.first: Any = None  # the first client's examples, without any
+        self.ends: dict[int, Any] = {}  # by leaf, as in `Leaf`
+        self.first: Any = None  # the first client's examples, with no rows
         self.named = False
 
     def __enter__(self) -> Self:
@@ -89,7 +101,7 @@ class Writer:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            with suppress(OSError):  # of a full disk, once more
+            with suppress(OSError):  # e.g. the disk is full again
                 self.closing.__exit__(kind, error, trace)
             return
         try:
@@ -99,9 +111,9 @@ class Writer:
             raise _unwritable(self.path, failed) from failed
 
     def add(self, examples: Any, name: str | None = None) -> None:
-        """One more client: a pytree of arrays with one row for each example."""
+        """Add a client: a pytree of arrays with one row per example."""
         number = len(self.counts)
-        arrays = jax.tree.map(np.asarray, examples)
+        arrays = jax.tree.map(np.asarray, read_client(number, examples))
         if self.first is None:
             self._begin(arrays, named=name is not None)
         if self.named != (name is not None):
@@ -118,12 +130,18 @@ class Writer:
                 )
         try:
             for file, array in zip(self.files, jax.tree.leaves(arrays), strict=True):
-                file.write(bytes_of(np.ascontiguousarray(array)))
+                file.write(digest.bytes_of(np.ascontiguousarray(array)))
             if name is not None:
                 self.names.write(json.dumps(name).encode() + b"\n")
         except OSError as error:
             raise _unwritable(self.path, error) from error
+        for i, array in enumerate(jax.tree.leaves(arrays)):
+            if array.dtype.itemsize > 4:
+                low, high = ((x, number) for x in extremes(array))
+                least, most = self.ends.get(i, (low, high))
+                self.ends[i] = min(least, low), max(most, high)
         self.counts.append(count)
+        self.digests += digest.of_each(jax.tree.leaves(arrays), [0], [count])
 
     def _begin(self, arrays: Any, named: bool) -> None:
         self.tree = _described(arrays)
@@ -159,12 +177,19 @@ class Writer:
             "named": self.named,
             "tree": self.tree,
             "leaves": [
-                {"name": x.name, "file": x.file, "dtype": x.dtype.name, "shape": list(x.shape)}
-                for x in self.leaves
+                {
+                    "name": x.name,
+                    "file": x.file,
+                    "dtype": x.dtype.name,
+                    "shape": list(x.shape),
+                    "ends": self.ends.get(i, ()),
+                }
+                for i, x in enumerate(self.leaves)
             ],
             "about": self.about,
+            "digest": digest.of_all((leaf.kind for leaf in self.leaves), self.digests),
         }
-        # The header comes last: what has none does not open.
+        # The header is written last: a folder without one does not open.
         for name, content in ((COUNTS, counts), (HEADER, json.dumps(header, indent=1).encode())):
             file = self._open(name)
             file.write(content)
@@ -180,8 +205,8 @@ class Writer:
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """A hidden folder beside `path`, to write to: it gets that name when this is left. If it is
-    left by an error, nothing stays."""
+    """Create a hidden folder next to `path` to write to, and rename it to `path` at the end. After
+    an error, nothing is left."""
     hidden = path.with_name(f".{path.name}.writing-{secrets.token_hex(4)}")
     hidden.mkdir(parents=True)
     try:
@@ -203,7 +228,7 @@ def _require_free(path: Path) -> None:
 
 
 def keeps(dtype: np.dtype[Any]) -> bool:
-    """Whether a store has such numbers."""
+    """Return whether a store supports this dtype."""
     return bool(jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_)
 
 
@@ -211,14 +236,9 @@ def _unwritable(path: Path, error: OSError) -> StoreError:
     return StoreError.here(f"{path} cannot be written: {error.strerror or error}.")
 
 
-def bytes_of(array: np.ndarray) -> memoryview:
-    """The bytes of a contiguous array, to be read or written."""
-    return array.reshape(-1).view(np.uint8).data
-
-
 def _described(tree: Any) -> Any:
-    """The structure of a pytree as JSON: `{"dict": ...}`, `{"list": ...}`, `{"tuple": ...}`, None,
-    and for a leaf its number."""
+    """Return the structure of a pytree as JSON: `{"dict": ...}`, `{"list": ...}`, `{"tuple": ...}`,
+    None, and for a leaf its number."""
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         raise StoreError.here(f"The examples have no arrays: {tree!r}.")
@@ -239,7 +259,7 @@ def _json(node: Any) -> Any:
 
 
 def rebuilt(node: Any) -> Any:
-    """The structure that JSON describes, with the number of a leaf in each place."""
+    """Return the structure that JSON describes, with the number of a leaf in each place."""
     if node is None or isinstance(node, int):
         return node
     ((kind, inner),) = node.items()

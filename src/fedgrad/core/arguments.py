@@ -1,4 +1,4 @@
-"""The one reader of arguments: what running, planning and differentiating see of a call."""
+"""Reads the arguments of a call, in the same way for running, planning and differentiating."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,36 +15,36 @@ from fedgrad.core.program import Program
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """A leaf of a client argument that all clients see whole: a store of examples."""
+    """A leaf of a client argument that all clients see entirely, such as a store of examples."""
 
     array: Any
-    devices: int = 1  # over so many its rows are split, and a client sees those of one
+    devices: int = 1  # number of devices over which its rows are split; a client sees those of one
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
     """Clients as a program sees them."""
 
-    view: Any  # a pytree; a leaf has a leading axis over clients, or is `Shared` by them
-    index: Any  # which clients these are
-    count: Any  # how many examples each has
+    view: Any  # a pytree whose leaves have a leading axis over clients or are `Shared`
+    index: Any  # the index of each client
+    count: Any  # the number of examples of each client
 
 
 class ClientData(ABC):
-    """What stands for clients in an argument of a program and is no stacked array."""
+    """An argument, or a part of one, that represents clients and is not a stacked array."""
 
     @abstractmethod
     def seen(self, where: str) -> Seen:
-        """The clients as a program sees them; `where` it is an argument, for an error."""
+        """Return the clients as a program sees them; `where` describes the argument in errors."""
 
 
 def map_parts(fun: Callable[[Any], Any], argument: Any) -> Any:
-    """`fun` of every array and every `ClientData` of an argument."""
+    """Apply `fun` to every array and every `ClientData` of an argument."""
     return jax.tree.map(fun, argument, is_leaf=_is_client_data)
 
 
 def parts(argument: Any) -> list[Any]:
-    """Every array and every `ClientData` of an argument."""
+    """Return every array and every `ClientData` of an argument."""
     return jax.tree.leaves(argument, is_leaf=_is_client_data)
 
 
@@ -54,30 +54,30 @@ def _is_client_data(x: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """The arguments of one call, flat, each leaf with what one client sees of it."""
+    """The flat arguments of one call, each leaf with what one client sees of it."""
 
     leaves: list[Any]
     values: list[Value]
-    names: list[str]  # of the argument that each leaf is of
-    tree: Any  # of all arguments, in their order
+    names: list[str]  # for each leaf, the argument that it belongs to
+    tree: Any  # the structure of all arguments, in their order
     arguments: tuple[str, ...]
-    clients: dict[str, int]  # how many, by placement
-    indices: dict[str, Any]  # which clients these are, where the arguments say so
-    sizes: dict[str, Any]  # how many examples each client has, where clients are ragged
+    clients: dict[str, int]  # number of clients by placement
+    indices: dict[str, Any]  # indices of the clients, if the arguments have them
+    sizes: dict[str, Any]  # numbers of examples, if these differ between clients
 
     def rebuild(self, flat: Sequence[Any]) -> dict[str, Any]:
-        """Arguments by name, from something for each leaf."""
+        """Return arguments by name, given one value per leaf."""
         return dict(zip(self.arguments, jax.tree.unflatten(self.tree, flat), strict=True))
 
     @property
     def key(self) -> Any:
-        """All that a plan depends on: placements, structure, shapes and dtypes."""
+        """A key of all that a plan depends on: placements, structure, shapes and dtypes."""
         avals = [(v.at, v.aval) for v in self.values]
         return self.tree, tuple((at, x.shape, x.dtype, x.weak_type) for at, x in avals)
 
 
 def read_arguments(program: Program, arguments: dict[str, Any]) -> Arguments:
-    """Check the arguments of a call and see them as one client does."""
+    """Check the arguments of a call and return them as one client sees them."""
     found: dict[str, Seen] = {}
     views = {}
     for name, argument in arguments.items():
@@ -97,7 +97,7 @@ def read_arguments(program: Program, arguments: dict[str, Any]) -> Arguments:
 
 
 def read_inside(program: Program, arguments: dict[str, Any]) -> Arguments:
-    """The same of a call inside of a program, which has one client's values already."""
+    """Read the arguments of a call inside of a program, which are one client's values already."""
     return _read(program, arguments, {}, stacked=False)
 
 
@@ -138,7 +138,7 @@ def _read(
 
 
 def _seen(argument: Any, where: str) -> tuple[Any, list[Seen]]:
-    """A client argument as one client sees it, and what there is of `ClientData` in it."""
+    """Return a client argument as one client sees it, and every `ClientData` in it."""
     if isinstance(argument, list):
         raise CohortError.here(
             f"{where}: got a list of {len(argument)}. Is it one entry per client? Then stack them, "
@@ -164,7 +164,7 @@ def _seen(argument: Any, where: str) -> tuple[Any, list[Seen]]:
 
 
 def _aval(leaf: Any, label: str, program: Program) -> Any:
-    if isinstance(leaf, jax.Array):  # at once: a model has many leaves, and eval_shape traces each
+    if isinstance(leaf, jax.Array):  # a shortcut, as eval_shape traces each of many leaves
         weak = jax.typeof(leaf).weak_type
         return jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=weak)
     try:

@@ -1,5 +1,4 @@
-"""Control flow that communicates, in a graph: which graphs its bodies are, and where its outputs
-are."""
+"""Control flow that communicates: reads its bodies as graphs, and places its outputs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -20,18 +19,18 @@ Read = tuple[list[Graph], list[str]]  # the bodies, and the placements of the ou
 
 
 class Reader(Protocol):
-    """Who reads the equations of a jaxpr (trace.py)."""
+    """The reader of a jaxpr's equations (trace.py)."""
 
     derived: bool
 
     def where(self, source: Any) -> str:
-        """The user's line."""
+        """Return the user's line."""
 
     def body(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value], source: Any) -> Graph:
-        """A jaxpr as a graph."""
+        """Read a jaxpr as a graph."""
 
     def join(self, inputs: Sequence[Value], operation: str, source: Any) -> str:
-        """The one placement of these inputs."""
+        """Return the one placement of these inputs."""
 
 
 def scan(reader: Reader, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Read:
@@ -62,7 +61,7 @@ def while_(reader: Reader, eqn: JaxprEqn, inputs: list[Value], source: Any) -> R
     goes_on = reader.body(cond, [*map(_inner, of_cond), *map(_inner, carry)], source)
     (decides,) = goes_on.outputs
     refuse_client_predicate(decides, "while_loop", line)
-    # How often it ran is the server's knowledge, so what counted along is at the server.
+    # Only the server knows how often the loop ran, so a carry that merely counts is at the server.
     known = [SERVER if decides.at != ANYWHERE and v.at == ANYWHERE else v.at for v in carry]
     return [goes_on, graph], known
 
@@ -70,8 +69,8 @@ def while_(reader: Reader, eqn: JaxprEqn, inputs: list[Value], source: Any) -> R
 def _settled(
     read: Callable[[list[Value]], Graph], start: Sequence[Value], line: str
 ) -> tuple[Graph, list[Value]]:
-    """The body of a loop, and its carry where it lives: it may start anywhere and turn out to live
-    somewhere, so the body is read until nothing changes."""
+    """Return the body of a loop, and its carry with placements. A carry may start anywhere and turn
+    out to have a placement, so the body is read until nothing changes."""
     at = [v.at for v in start]
     while True:
         carry = [Value(v.aval, place, v.origin) for v, place in zip(start, at, strict=True)]
@@ -90,13 +89,13 @@ def cond(reader: Reader, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Rea
     ]
     if communicates(eqn.params) or (reader.derived and not is_client(inputs[0].at)):
         refuse_client_predicate(inputs[0], "cond", reader.where(source))
-    else:  # one side runs it, so that side needs everything
+    else:  # one side runs it, so that side needs all inputs
         reader.join(inputs, "cond", source)
     line, placements = reader.where(source), [v.at for v in graphs[0].outputs]
     for graph in graphs[1:]:
         pairs = zip(placements, graph.outputs, strict=True)
         placements = [join_carry(a, v.at, line) for a, v in pairs]
-    # Which branch is taken is the server's knowledge, so a constant result is at the server.
+    # Only the server knows which branch is taken, so a constant result is at the server.
     return graphs, [SERVER if p == ANYWHERE else p for p in placements]
 
 
@@ -114,5 +113,5 @@ CONTROL_FLOW = {
 
 
 def _inner(v: Value) -> Value:
-    """The same value, as an input of a body."""
+    """Return the same value, as an input of a body."""
     return Value(v.aval, v.at, v.origin, v.shared, v.constant)

@@ -1,7 +1,7 @@
-"""JAX's control flow: how its equations are laid out, and the same equation around other bodies.
+"""JAX's control flow: the layout of its equations, and the same equations with other bodies.
 
-This is the only file that reads the parameters of scan, while and cond. How JAX lays them out
-changes with its version; tests/test_jax_layout.py fails when it does, and says what to look at.
+This is the only file that reads the parameters of scan, while and cond. Their layout changes with
+JAX's version; tests/core/test_jax_layout.py fails when it does and says what to look at.
 """
 
 import re
@@ -15,50 +15,51 @@ import jax
 from fedgrad.core.primitives import ClosedJaxpr, Primitive, closed, jax_primitives
 
 Body = Callable[[list[Any]], list[Any]]
-# In Python, the body of a loop is told the number of its iteration; None where the data decide.
+# In Python, the body of a loop gets the number of its iteration; None if that depends on data.
 PythonBody = Callable[..., list[Any]]
 T = TypeVar("T")
 
 
 class Rows(Protocol):
-    """What whoever runs loops in Python has of arrays."""
+    """Access to rows of arrays, as needed to run loops in Python."""
 
     def row(self, x: Any, i: int) -> Any:
-        """A row of what a scan goes over."""
+        """Return a row of an array that a scan iterates over."""
 
     def stacked(self, rows: Sequence[Any]) -> Any:
-        """Rows as one array."""
+        """Stack rows into one array."""
 
 
 class Control(ABC):
     """One equation of control flow. `bodies` are its jaxprs, in the order in which `rebuilt` takes
-    the functions that stand for them."""
+    the functions that replace them."""
 
     bodies: tuple[ClosedJaxpr, ...]
 
     @property
     @abstractmethod
     def times(self) -> int | None:
-        """How often the body runs; None where the data decide."""
+        """The number of iterations; None if it depends on data."""
 
     @abstractmethod
     def seen(self, inputs: Sequence[T]) -> list[list[T | None]]:
-        """For each body, each of its inputs as the value outside that it always is (of a scanned
-        array, a row of it); None for what changes from one iteration to the next."""
+        """Return, for each body, the outer value that each of its inputs always equals (for a
+        scanned array, a row of it); None for inputs that change between iterations."""
 
     @abstractmethod
     def rebuilt(self, inputs: Sequence[Any], bodies: Sequence[Body]) -> list[Any]:
-        """The same control flow with these bodies, each a function of the inputs of the jaxpr whose
-        place it takes."""
+        """Run the same control flow with other bodies, each a function of the inputs of the jaxpr
+        that it replaces."""
 
     @abstractmethod
     def in_python(self, inputs: Sequence[Any], bodies: Sequence[PythonBody], by: Rows) -> list[Any]:
-        """The same, run here, one iteration after another; without any, no rows are given."""
+        """Run the same control flow in Python, iteration by iteration. With no iterations there are
+        no stacked outputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scan(Control):
-    """Inputs: constants, carry, scanned arrays. Outputs: carry, stacked rows."""
+    """A scan. Inputs: constants, carry, scanned arrays. Outputs: carry, stacked rows."""
 
     consts: int
     carry: int
@@ -78,12 +79,12 @@ class Scan(Control):
         return forward[::-1] if self.reverse else forward
 
     def split(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-        """Constants, carry and scanned arrays."""
+        """Split inputs into constants, carry and scanned arrays."""
         n, m = self.consts, self.consts + self.carry
         return list(inputs[:n]), list(inputs[n:m]), list(inputs[m:])
 
     def split_outputs(self, outputs: Sequence[T]) -> tuple[list[T], list[T]]:
-        """Carry and rows."""
+        """Split outputs into carry and rows."""
         return list(outputs[: self.carry]), list(outputs[self.carry :])
 
     def seen(self, inputs: Sequence[T]) -> list[list[T | None]]:
@@ -111,8 +112,8 @@ class Scan(Control):
 
 @dataclass(frozen=True, eq=False)
 class While(Control):
-    """Inputs: constants of the condition, constants of the body, carry. Outputs: carry. The bodies
-    are the condition and the body."""
+    """A while loop. Inputs: constants of the condition, constants of the body, carry. Outputs:
+    carry. The bodies are the condition and the body."""
 
     cond_consts: int
     body_consts: int
@@ -123,7 +124,7 @@ class While(Control):
         return None
 
     def split(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-        """Constants of the condition, constants of the body, carry."""
+        """Split inputs into constants of the condition, constants of the body, and carry."""
         n, m = self.cond_consts, self.cond_consts + self.body_consts
         return list(inputs[:n]), list(inputs[n:m]), list(inputs[m:])
 
@@ -151,7 +152,8 @@ class While(Control):
 
 @dataclass(frozen=True, eq=False)
 class Cond(Control):
-    """Inputs: which branch, then what every branch is given. The bodies are the branches."""
+    """A cond. Inputs: the index of the branch, then the operands of every branch. The bodies are
+    the branches."""
 
     bodies: tuple[ClosedJaxpr, ...]
 
@@ -167,7 +169,7 @@ class Cond(Control):
         return list(jax.lax.switch(inputs[0], branches, *inputs[1:]))
 
     def in_python(self, inputs: Sequence[Any], bodies: Sequence[PythonBody], by: Rows) -> list[Any]:
-        chosen = min(max(int(inputs[0]), 0), len(bodies) - 1)  # as JAX reads the number
+        chosen = min(max(int(inputs[0]), 0), len(bodies) - 1)  # clamped, as JAX does
         return bodies[chosen](list(inputs[1:]))
 
 
@@ -206,12 +208,12 @@ _READERS: dict[Primitive, Callable[[dict[str, Any]], Control]] = {
 
 
 def control(primitive: Primitive, params: dict[str, Any]) -> Control | None:
-    """The equation's control flow; None if it is none."""
+    """Return the equation's control flow, or None if it has none."""
     read = _READERS.get(primitive)
     return None if read is None else read(params)
 
 
 def text_of(jaxpr: Any) -> str:
-    """A jaxpr as text that is the same whenever the same program is traced: without addresses, and
-    without the trees in which a scan since JAX 0.11 remembers what it was derived from."""
+    """Return a jaxpr as text that is the same whenever the same program is traced: without
+    addresses, and without the trees in which a scan since JAX 0.11 remembers its origin."""
     return re.sub(r" at 0x[0-9a-f]+|\bft_(?:in|out)=.*", "", str(jaxpr))

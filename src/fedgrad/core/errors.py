@@ -1,4 +1,4 @@
-"""Typed errors. A message says where in the user's code, what is wrong, and what is the fix."""
+"""Typed errors. A message says where in the user's code, what is wrong, and how to fix it."""
 
 import contextlib
 import difflib
@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class FederatedError(Exception):
@@ -27,17 +28,17 @@ class FederatedError(Exception):
 
     @classmethod
     def here(cls, message: str, name: str | None = None, known: Iterable[str] = ()) -> Self:
-        """The error, with the line of the user's code that is calling us now; of a `name` that is
-        not `known`, with the nearest that is."""
+        """Return the error with the line of the user's code that is calling us now; for a `name`
+        that is not `known`, also with the nearest known one."""
         return cls(f"{caller()}: {message}" + ("" if name is None else nearest(name, list(known))))
 
 
 class PlacementError(FederatedError):
-    """A value is used at a placement where it is not."""
+    """A value is used at another placement than its own."""
 
 
 class CohortError(FederatedError):
-    """The clients handed to a program do not fit together: none, or different numbers of them."""
+    """The clients passed to a program do not fit together: there are none, or different numbers."""
 
 
 class StoreError(FederatedError):
@@ -49,16 +50,16 @@ class ArgumentError(FederatedError, TypeError):
 
 
 class PlanError(FederatedError):
-    """A program cannot be planned, or cannot be run in the way that was asked for."""
+    """A program cannot be planned, or cannot be run in the requested way."""
 
 
 class MissingExtra(FederatedError):
-    """Something needs a package that is not installed: one of fedgrad's extras."""
+    """A package that something needs is not installed: one of fedgrad's extras."""
 
 
 @contextlib.contextmanager
 def needs(what: str, extra: str) -> Iterator[None]:
-    """Around imports: what is absent is named, with the extra to install."""
+    """Wrap imports: a missing package raises an error that names the extra to install."""
     try:
         yield
     except ImportError as error:
@@ -67,7 +68,7 @@ def needs(what: str, extra: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A hint for an unknown name: the closest known one, and all of them."""
+    """Return a hint for an unknown name: the closest known one, and all of them."""
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(sorted(known)) or 'none'}."
@@ -76,9 +77,9 @@ def nearest(name: str, known: list[str]) -> str:
 def known_arguments(
     advice: Mapping[str, str] = {}, further: type | None = None, called: str | None = None
 ) -> Callable[[F], F]:
-    """Answer an argument that a function does not have with the nearest one that it has, or with
-    the `advice` for that name. `further`: the TypedDict that is its `**kwargs`. `called`: how users
-    call it, where that is not the name of a class that they make one of."""
+    """Make a function answer an unknown argument with the nearest known one, or with the `advice`
+    for that name. `further` is the TypedDict of its `**kwargs`, `called` the name by which users
+    call it if that differs from its own."""
 
     def wrap(fun: F) -> F:
         signature = inspect.signature(fun)
@@ -94,7 +95,7 @@ def known_arguments(
 
         if called is not None:
             checked.__name__ = checked.__qualname__ = called
-        return cast(F, checked)
+        return cast(F, public(checked))
 
     return wrap
 
@@ -113,12 +114,12 @@ def _with_further(signature: inspect.Signature, further: Any) -> inspect.Signatu
 
 
 def known_fields(cls: C) -> C:
-    """The same of a class, for what one of it is made with."""
+    """Apply `known_arguments` to the constructor of a class."""
     return known_fields_of(cls.__name__)(cls)
 
 
 def known_fields_of(called: str) -> Callable[[C], C]:
-    """The same of a class that users know by another name."""
+    """Apply `known_arguments` to the constructor of a class that users know by another name."""
 
     def wrap(cls: C) -> C:
         require = _requires(called, inspect.signature(cls), {})
@@ -130,7 +131,7 @@ def known_fields_of(called: str) -> Callable[[C], C]:
             made(self, *args, **kwargs)
 
         cls.__init__ = checked  # type: ignore[misc]
-        return cls
+        return public(cls)
 
     return wrap
 
@@ -138,7 +139,7 @@ def known_fields_of(called: str) -> Callable[[C], C]:
 def _requires(
     what: str, signature: inspect.Signature, advice: Mapping[str, str]
 ) -> Callable[..., None]:
-    """Refuses arguments that this signature does not have."""
+    """Return a function that refuses arguments which this signature does not have."""
     known, kinds = list(signature.parameters), list(signature.parameters.values())
     usual = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     simple = all(p.kind in usual for p in kinds)
@@ -146,7 +147,7 @@ def _requires(
     needed = {p.name for p in kinds if p.default is p.empty}
 
     def require(*args: Any, **kwargs: Any) -> None:
-        # Nearly always nothing is wrong, and this is some ten times as fast as to bind.
+        # A fast path: usually nothing is wrong, and this is about ten times as fast as to bind.
         if simple and len(args) <= len(positions):
             given = kwargs.keys() | positions[: len(args)]
             if len(given) == len(args) + len(kwargs) and needed <= given and given <= {*known}:
@@ -169,7 +170,7 @@ def _requires(
 
 
 def require_whole(name: str, value: object, least: int = 1) -> None:
-    """Refuse what is no number of rounds, clients, examples ..."""
+    """Raise unless the value is an integer of at least `least`."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ArgumentError.here(f"{name}={value!r}: give a whole number of at least {least}.")
 
@@ -178,7 +179,7 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _NOT_THE_USER = (
     _OURS,
     *(os.path.dirname(path) + os.sep for path in (jax.__file__, os.__file__)),  # jax, Python
-    "<",  # what was made while running; but for the cells of a notebook
+    "<",  # generated code; notebook cells are handled separately
 )
 
 
@@ -188,18 +189,19 @@ def is_users(file: str) -> bool:
 
 
 def caller() -> str:
-    """`file.py:41` of the user's code that is calling us now; `cell 3, line 4` of a notebook."""
+    """Return the line of the user's code that is calling us: `file.py:41`, or `cell 3, line 4` in a
+    notebook."""
     frame = _users_frame()
     return place(frame.f_code.co_filename, frame.f_lineno)
 
 
 def warn(message: str) -> None:
-    """A warning that shows the user's line, as errors do, and none of ours. It is in the words,
-    too, because of notebooks, which know cells by the names of files."""
+    """Emit a warning that shows the user's line, as errors do, and none of ours. The line is also
+    in the message, because notebooks name cells by temporary files."""
     frame = _users_frame()
     message = f"{place(frame.f_code.co_filename, frame.f_lineno)}: {message}"
     where = (frame.f_code.co_filename, frame.f_lineno)
-    seen = frame.f_globals.setdefault("__warningregistry__", {})  # where Python keeps them
+    seen = frame.f_globals.setdefault("__warningregistry__", {})  # where Python keeps track of them
     warnings.warn_explicit(message, RuntimeWarning, *where, registry=seen)
 
 
@@ -213,19 +215,15 @@ def _users_frame() -> FrameType:
 # --- errors show the user's lines, and none of ours ---------------------------------------------
 
 
-def public(value: Any) -> Any:
-    """A function, or a class and its methods, as users call them: what they raise shows the lines
-    of the user, and none of ours. `FEDGRAD_TRACEBACK=full` in the environment shows them all."""
+def public(value: T) -> T:
+    """Decorate a function, or a class and its methods, that users call: tracebacks of its errors
+    show the user's lines, and none of ours. `FEDGRAD_TRACEBACK=full` in the environment shows
+    all."""
     if inspect.isfunction(value):
-        wrapped, name = _without_our_frames(value), str(value.__name__)
-        module = sys.modules[value.__module__]
-        if getattr(module, name, None) is value:  # where a pickle looks for it
-            setattr(module, name, wrapped)
-        return wrapped
-    if inspect.isclass(value) and not issubclass(value, BaseException):
-        for name, member in list(vars(value).items()):
-            if inspect.isfunction(member) and (name[0] != "_" or name in ("__init__", "__call__")):
-                setattr(value, name, _without_our_frames(member))
+        return cast(T, _without_our_frames(value))
+    for name, member in list(vars(value).items()):
+        if inspect.isfunction(member) and (name[0] != "_" or name in ("__init__", "__call__")):
+            setattr(value, name, _without_our_frames(member))
     return value
 
 
@@ -243,7 +241,7 @@ def _without_our_frames(fun: Callable[P, R]) -> Callable[P, R]:
 
 
 def _cut(error: BaseException) -> None:
-    """Take our frames out of a traceback, and whatever runs between them, where they say nothing:
+    """Remove our frames, and whatever runs between them, from a traceback where they are of no use:
     where the message says it all, and where the user's own code fails."""
     frames, trace = [], error.__traceback__
     while trace is not None:
@@ -259,8 +257,8 @@ def _cut(error: BaseException) -> None:
         users += after
     else:
         if error.__cause__ is not None:
-            error.__cause__.__traceback__ = None  # what we met, and have said in other words
-        if notes := getattr(error, "__notes__", None):  # nobody misses the frames of JAX either
+            error.__cause__.__traceback__ = None  # our message restates the cause
+        if notes := getattr(error, "__notes__", None):  # JAX's hint about its frames does not apply
             error.__notes__ = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
     chain: TracebackType | None = None
     for i in reversed([*range(first), *users]):

@@ -1,8 +1,9 @@
-"""The one evaluator: the equations of a graph, under rules, also deep inside of loops and calls.
+"""The evaluator: runs the equations of a graph under rules, also deep inside loops and calls.
 
-A rule is a function of an equation and its inputs that gives the outputs, or None to leave the
-equation as it is. Executors use rules for what a backend does badly and for the client's index.
-Equations with bodies, which are rounds and loops around them, are the affair of whoever evaluates.
+A rule is a function of an equation and its inputs that returns the outputs, or None to leave the
+equation unchanged. Executors use rules for operations that a backend does badly and for the
+client's index. Equations with bodies, which are rounds and the loops around them, are left to the
+caller.
 """
 
 import functools
@@ -41,7 +42,7 @@ def evaluate(
     rules: Rules = {},
     with_bodies: WithBodies | None = None,
 ) -> None:
-    """Run equations, adding what they compute to `env`."""
+    """Run equations, adding their results to `env`."""
     for equation in equations:
         inputs = [read(env, v) for v in equation.inputs]
         here = rules
@@ -58,8 +59,8 @@ def evaluate(
 
 
 def bodies(loop: Equation, run: Callable[..., list[Any]]) -> list[Callable[..., list[Any]]]:
-    """The bodies of a loop as functions of their inputs, by `run(body, inputs, ..., at=places)`.
-    What they give has to be where the loop's outputs are, but for a condition."""
+    """Return the bodies of a loop as functions that call `run(body, inputs, ..., at=places)`. Their
+    results must be where the loop's outputs are, except for a condition's."""
     places = [v.at for v in loop.outputs]
     wanted = [None, places] if isinstance(loop.control, While) else [places] * len(loop.bodies)
     return [functools.partial(run, b, at=at) for b, at in zip(loop.bodies, wanted, strict=True)]
@@ -75,7 +76,7 @@ def run(jaxpr: ClosedJaxpr, inputs: Sequence[Any], rules: Rules) -> list[Any]:
 
 
 def _apply(eqn: Equation | JaxprEqn, inputs: list[Any], rules: Rules) -> list[Any]:
-    """One equation under rules."""
+    """Evaluate one equation under rules."""
     if eqn.primitive in rules:
         outputs = rules[eqn.primitive](eqn, inputs)
         if outputs is not None:
@@ -86,9 +87,9 @@ def _apply(eqn: Equation | JaxprEqn, inputs: list[Any], rules: Rules) -> list[An
 
 
 def _rebuilt(eqn: Equation | JaxprEqn, inputs: list[Any], rules: Rules) -> list[Any]:
-    """The same control flow around rewritten bodies."""
+    """Run the same control flow with rewritten bodies."""
     if eqn.primitive in CUSTOM_DERIVATIVES and jax_primitives.axis_index_p not in rules:
-        # Its derivative is worth more than a faster body.
+        # Keeping its custom derivative is worth more than a faster body.
         return bind(eqn.primitive, eqn.params, inputs)
     if eqn.primitive in CALLS:
         return run(closed(eqn.params[CALLS[eqn.primitive]]), inputs, rules)
@@ -98,15 +99,15 @@ def _rebuilt(eqn: Equation | JaxprEqn, inputs: list[Any], rules: Rules) -> list[
     return loop.rebuilt(inputs, [functools.partial(run, b, rules=rules) for b in loop.bodies])
 
 
-# Of a value: what it is where clients are told of it, and where the server goes on with it.
+# A value as clients are told it, and as the server continues with it.
 Pair = tuple[Any, Any]
 
 
 def run_apart(jaxpr: ClosedJaxpr, inputs: Sequence[Any]) -> list[Pair]:
-    """Evaluate a jaxpr on pairs, the first of which is what crosses: all sums are those of clients
-    who were told the first. A value that is no pair is both.
+    """Evaluate a jaxpr on pairs, of which the first is what is communicated: all sums are those of
+    clients that were told the first. A value that is not a pair stands for both.
 
-    What clients make of the second is dead code.
+    What clients compute from the second is dead code.
     """
     return list(map(_pair, interpret(jaxpr, inputs, _apply_apart)))
 
@@ -125,7 +126,7 @@ def _apply_apart(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     if loop is not None:
         return _loop_apart(loop, pairs)
     first = bind(eqn.primitive, eqn.params, told)
-    # A custom derivative is worth more than the server's part of what is inside of it.
+    # Keeping a custom derivative is worth more than the server's part of its inside.
     crosses = eqn.primitive in (broadcast_p, sum_p) or speaks
     if crosses or all(a is b for a, b in pairs):
         return [_pair(x) for x in first]
@@ -133,7 +134,8 @@ def _apply_apart(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _loop_apart(loop: Control, pairs: Sequence[Pair]) -> list[Any]:
-    """A pair is a tree to JAX's control flow. Who decides how it goes on is what is told."""
+    """Run control flow on pairs, which are pytrees to JAX. The first of the predicate's pair
+    decides."""
     runs = [functools.partial(run_apart, b) for b in loop.bodies]
     if isinstance(loop, While):
         goes_on, body = runs
@@ -147,7 +149,7 @@ def as_it_is(eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     return [inputs[0]]
 
 
-# At a client, the broadcasts that are left are those of constants, which it has by itself.
+# At a client, the remaining broadcasts are those of constants, which it can make itself.
 AT_CLIENT: Rules = {broadcast_p: as_it_is}
 
 
@@ -156,36 +158,37 @@ def _answer(index: Any, eqn: Equation | JaxprEqn, inputs: Sequence[Any]) -> list
 
 
 class Walk(ABC):
-    """Runs a plan. Server values are as they are, and client values in whatever form the subclass
-    keeps all clients' values in."""
+    """Runs a plan. Server values are plain arrays; a subclass chooses the representation of all
+    clients' values."""
 
     def run(
         self, graph: Graph, inputs: Sequence[Any], at: Sequence[str] | None = None
     ) -> list[Any]:
-        """The outputs of a plan, or of a loop's body, whose outputs must be at the places `at`."""
+        """Run a plan, or a loop's body, whose outputs must be at the placements `at`."""
         env = self.start(graph, inputs)
         evaluate(graph.equations, env, with_bodies=self.with_bodies)
         outputs = [read(env, v) for v in graph.outputs]
         return self.placed(graph.outputs, outputs, at or [v.at for v in graph.outputs])
 
     def start(self, graph: Graph, inputs: Sequence[Any]) -> Env:
-        """What is known before the first equation."""
+        """Return what is known before the first equation."""
         env: Env = dict(zip(graph.inputs, inputs, strict=True))
         env.update((v, self.index(placement)) for placement, v in graph.indices.items())
         return env
 
     def with_bodies(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
-        """The outputs of a round or a loop."""
+        """Return the outputs of a round or a loop."""
         if isinstance(equation, Round):
             return self.round(equation, inputs)
         return self.loop(equation, self.placed(equation.inputs, inputs, equation.inputs_at))
 
     def round(self, equation: Round, inputs: list[Any]) -> list[Any]:
-        """The outputs of all exchanges of a round."""
+        """Return the outputs of all exchanges of a round."""
         return [y for x, sent, own in equation.split(inputs) for y in self.exchange(x, sent, own)]
 
     def placed(self, values: Sequence[Value], xs: Sequence[Any], at: Sequence[str]) -> list[Any]:
-        """Values in the form that their places want: a constant may be wanted at clients."""
+        """Convert values to the representation of their target placements: a constant may be needed
+        at clients."""
         return [
             self.at_clients(x, place) if is_client(place) and not is_client(v.at) else x
             for v, x, place in zip(values, xs, at, strict=True)
@@ -193,15 +196,15 @@ class Walk(ABC):
 
     @abstractmethod
     def index(self, placement: str) -> Any:
-        """Every client's index."""
+        """Return every client's index."""
 
     @abstractmethod
     def at_clients(self, x: Any, placement: str) -> Any:
-        """A constant as all clients have it."""
+        """Return a constant in the representation of client values."""
 
     @abstractmethod
     def exchange(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> list[Any]:
-        """Send down, run the client stage, and sum up: the sums, and what clients keep."""
+        """Send down, run the client stage, and sum up; return the sums and what clients keep."""
 
     @abstractmethod
     def loop(self, loop: Equation, inputs: list[Any]) -> list[Any]:

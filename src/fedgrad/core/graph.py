@@ -1,7 +1,7 @@
 """A program as data, from the trace to the node: values, each at a placement, and equations.
 
 A loop around communication is an equation whose bodies are graphs. So is a round, once a plan has
-been made: its bodies are what the clients of each placement do.
+been made: its bodies are the stages of the clients of each placement.
 """
 
 import functools
@@ -55,7 +55,7 @@ CLIENTS = Placement("clients")
 # depends on nothing (a constant) is ANYWHERE: every side can make it for itself, at no cost.
 SERVER = "server"
 ANYWHERE = "anywhere"
-# What a program inside of another one captures from it: where that is, the outer program knows.
+# The placement of what a nested program captures: the outer program knows the actual one.
 OUTER = "outer"
 
 
@@ -65,12 +65,12 @@ def is_client(at: str) -> bool:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a value is to a reader: something with a name, or what a primitive made on a line."""
+    """A description of a value: a name, or the primitive and the line that made it."""
 
-    name: str = ""  # of an argument as the user wrote it, in quotes; none of a constant
+    name: str = ""  # an argument as the user wrote it, in quotes; empty for a constant
     primitive: str = ""
     source: Any = None
-    captured: bool = False  # an array of the server that the program's code holds
+    captured: bool = False  # a server array that the program's code captured
 
     def __str__(self) -> str:
         if self.primitive:
@@ -78,14 +78,14 @@ class Origin:
             if scope(self.source) == MEAN:
                 return f"the result of {MEAN} ({line})"
             if (self.primitive, line) == (broadcast_p.name, NOWHERE):
-                return "what the algorithm sends"  # such as the model, to a loss
+                return "what the algorithm sends"  # such as the model that a loss receives
             return f"the result of {self.primitive} ({line})"
         return self.name or "a constant"
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value of the program. Two values are the same only if they are the same object."""
+    """A value of the program. Values are compared by identity."""
 
     aval: Any
     at: str
@@ -95,7 +95,7 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Scalars; a PRNG key counts as the integers it is made of."""
+        """The number of scalars; a PRNG key counts as its integers."""
         return int(np.prod(self.aval.shape)) * _key_words(self.aval)
 
     @property
@@ -119,12 +119,12 @@ class Equation:
     at: str
     source: Any
     effects: bool = False
-    indexed: bool = False  # its inner jaxpr asks for the client's index, which is its last input
+    indexed: bool = False  # an inner jaxpr uses the client's index, which is the last input
     bodies: tuple["Graph", ...] = ()
 
     @functools.cached_property
     def control(self) -> Control | None:
-        """How control flow is laid out; None of anything else, also of a custom derivative."""
+        """The layout of control flow; None for anything else, including custom derivatives."""
         return control(self.primitive, self.params)
 
     @property
@@ -133,12 +133,12 @@ class Equation:
 
     @property
     def times(self) -> int | None:
-        """How often the body of a loop runs; None where the data decide."""
+        """The number of iterations of a loop; None if it depends on data."""
         return 1 if self.control is None else self.control.times
 
     def repeated(self, bodies: Sequence[float], unknown: float = 1) -> float:
-        """What is measured in the bodies of a loop, over all iterations: as often as it runs
-        (`unknown` where the data decide), of a cond the branch with the most."""
+        """Return a measure of a loop's bodies over all iterations; `unknown` is the number of
+        iterations if it depends on data. For a cond, it is the largest of the branches."""
         if self.kind == "cond":
             return max(bodies)
         once = sum(bodies)
@@ -151,7 +151,8 @@ class Equation:
 
     @property
     def inputs_at(self) -> list[str]:
-        """Where the bodies want the inputs: a constant may start a carry that lives at clients."""
+        """The placements at which the bodies need the inputs: a constant may start a carry at
+        clients."""
         if isinstance(self.control, While):
             cond, body = self.bodies
             return [v.at for v in (*cond.inputs[: self.control.cond_consts], *body.inputs)]
@@ -166,8 +167,8 @@ class Graph:
     inputs: tuple[Value, ...]
     equations: tuple[Equation, ...]
     outputs: tuple[Value, ...]
-    indices: dict[str, Value] = field(default_factory=dict)  # "which client am I", by placement
-    opened: tuple[str, ...] = ()  # lines of functions whose custom derivative was left behind
+    indices: dict[str, Value] = field(default_factory=dict)  # each placement's client index
+    opened: tuple[str, ...] = ()  # lines of inlined functions whose custom derivative was dropped
 
     @property
     def rounds(self) -> Iterator["Round"]:
@@ -175,18 +176,18 @@ class Graph:
 
     @property
     def loops(self) -> Iterator[Equation]:
-        """Control flow around communication."""
+        """The control flow around communication."""
         return (e for e in self.equations if e.bodies and not isinstance(e, Round))
 
     @property
     def local(self) -> Iterator[Equation]:
-        """What one side does alone: in a plan, the server."""
+        """The equations without communication: in a plan, those of the server."""
         return (e for e in self.equations if not e.bodies)
 
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """The part of a round that the clients of one placement have.
+    """The part of a round that concerns the clients of one placement.
 
     `down` and `up` are pairs (sent, received): values of the server that become values of the
     client, and values of the client whose sums become values of the server. The stage's inputs
@@ -204,12 +205,12 @@ class Exchange:
 
     @property
     def own(self) -> tuple[Value, ...]:
-        """What the stage reads that was not sent to it in this round."""
+        """The stage's inputs that were not sent to it in this round."""
         return self.stage.inputs[len(self.down) :]
 
     @property
     def kept(self) -> tuple[Value, ...]:
-        """What the stage makes (or was sent) that a later equation needs."""
+        """The values that the stage made (or was sent) and that a later equation needs."""
         return self.stage.outputs[len(self.up) :]
 
     @property
@@ -245,14 +246,15 @@ class Round(Equation):
         return any(x.speaks for x in self.exchanges)
 
     def split(self, inputs: Sequence[Any]) -> Iterator[tuple[Exchange, list[Any], list[Any]]]:
-        """Each exchange, with what is sent down in it and what clients have of their own."""
+        """Yield each exchange, with the values sent down in it and the clients' own values."""
         rest = iter(inputs)
         for x in self.exchanges:
             yield x, [next(rest) for _ in x.down], [next(rest) for _ in x.own]
 
 
 def fold(graph: Graph, result: Callable[[Graph, list[list[T]]], T]) -> T:
-    """`result` of a graph and, for each equation, of the bodies of a loop: from the inside out."""
+    """Apply `result` to a graph and, for each equation, the results of the loop bodies in it: from
+    the inside out."""
     inside = [
         [] if isinstance(e, Round) else [fold(body, result) for body in e.bodies]
         for e in graph.equations
@@ -261,7 +263,7 @@ def fold(graph: Graph, result: Callable[[Graph, list[list[T]]], T]) -> T:
 
 
 def changed(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
-    """`change` of a graph and of the bodies of its loops."""
+    """Apply `change` to a graph and to the bodies of its loops."""
 
     def of(graph: Graph, inside: list[list[Graph]]) -> Graph:
         pairs = zip(graph.equations, inside, strict=True)
@@ -272,12 +274,12 @@ def changed(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
 
 
 def inside(loop: Equation) -> list[Graph]:
-    """The bodies of a loop and of the loops in them, at any depth."""
+    """Return the bodies of a loop and of the loops in them, at any depth."""
     return [graph for body in loop.bodies for graph in everywhere(body)]
 
 
 def everywhere(graph: Graph) -> list[Graph]:
-    """The graph and the bodies of its loops, at any depth."""
+    """Return the graph and the bodies of its loops, at any depth."""
     return fold(graph, lambda g, inside: [g, *(x for e in inside for body in e for x in body)])
 
 
@@ -285,7 +287,8 @@ Numbered = list[tuple[int, Exchange, int | None]]
 
 
 def exchanges(graph: Graph) -> Numbered:
-    """Every exchange that sends something: (number of its round, the exchange, how often)."""
+    """Return every exchange that sends something: (number of its round, the exchange, how
+    often)."""
     return fold(graph, _numbered)
 
 
@@ -312,8 +315,8 @@ def needed(
     known: Callable[[Value], bool] = lambda v: False,
     always: Sequence[Equation] = (),
 ) -> tuple[list[Equation], list[Value]]:
-    """The equations that `roots` and the equations `always` depend on, in order, stopping at known
-    values; and those values."""
+    """Return the equations that `roots` and the equations `always` depend on, in order, stopping at
+    known values; and those values."""
     wanted = {v: None for v in roots if v.constant is None}  # a dict keeps the order
     found = {v: None for v in wanted if known(v)}
     kept = []

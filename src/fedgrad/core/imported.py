@@ -1,4 +1,4 @@
-"""What a user names as module:name, on a command line or in a configuration."""
+"""Imports objects that a user names as module:name, on a command line or in a configuration."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ from fedgrad.core.errors import ArgumentError, nearest
 
 
 def imported(name: str, what: str) -> tuple[Any, Any]:
-    """(module, what it has under that name); the current folder is searched too."""
+    """Return (module, the object of that name in it); the current folder is searched, too."""
     path, _, attribute = name.partition(":")
     if not path or not attribute:
         raise ArgumentError(f"Name {what}, got {name!r}.")
@@ -21,7 +21,7 @@ def imported(name: str, what: str) -> tuple[Any, Any]:
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
-        if path != error.name and not path.startswith(f"{error.name}."):  # what it needs
+        if path != error.name and not path.startswith(f"{error.name}."):  # a missing dependency
             raise ArgumentError(f"{path} fails to import: {error}.") from error
         here = sorted(file.stem for file in Path().glob("*.py"))
         hint = nearest(path, here) if here else ""
@@ -32,7 +32,7 @@ def imported(name: str, what: str) -> tuple[Any, Any]:
 
 
 def attribute_of(module: Any, name: str) -> Any:
-    """What a module has under a name, or the nearest names that it has."""
+    """Return an attribute of a module, or raise an error with the nearest names that it has."""
     if not hasattr(module, name):
         known = [known for known in vars(module) if not known.startswith("_")]
         raise ArgumentError(f"{module.__name__} has no {name!r}." + nearest(name, known))

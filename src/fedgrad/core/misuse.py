@@ -1,4 +1,4 @@
-"""What is said about programs that mix placements: what was found, where, and the fix."""
+"""Errors about programs that mix placements: what was found, where, and the fix."""
 
 from typing import NoReturn
 
@@ -71,7 +71,7 @@ def refuse_mix(placed: dict[str, Value], operation: str, line: str) -> NoReturn:
 
 
 def _in_a_loss(captured: Value) -> str:
-    """A loss cannot send: it runs at clients."""
+    """Return a hint for a captured value: a loss cannot send, because it runs at clients."""
     if not captured.origin.captured:
         return ""
     return " In a loss or a metric, which runs at clients: fg.with_fixed(loss, it)."

@@ -1,8 +1,8 @@
-"""A traced program in the form that everything else expects.
+"""Rewrites a traced program to the form that everything else expects.
 
-Clients that do not count are cut off from derivatives (dropped.py). A while_loop under `vmap` may
-have a predicate for each row: it becomes one that goes on while any row does, and keeps the rows
-that are done as they are.
+Clients that do not count are cut off from derivatives (uncounted.py). A while_loop under `vmap` may
+have one predicate per row: it becomes a loop that continues while any row does, and leaves finished
+rows unchanged.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.core.control import While, control
-from fedgrad.core.dropped import Key, Line, marked, masks, upstream
 from fedgrad.core.primitives import (
     CALLS,
     CUSTOM_DERIVATIVES,
@@ -27,24 +26,25 @@ from fedgrad.core.primitives import (
     jax_primitives,
     make_jaxpr,
 )
+from fedgrad.core.uncounted import Key, Line, marked, masks, upstream
 
-# What there may be something to mend of.
+# Primitives that may need to be rewritten.
 MENDED = {counted_p, jax_primitives.while_p}
 
 
 def in_normal_form(jaxpr: ClosedJaxpr, placements: Sequence[str], *args: Any) -> ClosedJaxpr:
-    """The same function, mended."""
+    """Return the same function in normal form."""
     if not any(map(_is_odd, jaxpr.jaxpr.eqns)):
         return jaxpr
     return make_jaxpr(lambda *flat: _run(jaxpr, flat), placements, *args)[0]
 
 
 def _is_odd(eqn: JaxprEqn) -> bool:
-    """Is there something to mend in this equation?"""
+    """Whether this equation must be rewritten."""
     if eqn.primitive is counted_p:
         return not eqn.params["seen"]
     if not communicates(eqn.params):
-        return False  # only means, and loops around communication, are of interest
+        return False  # only means, and loops around communication, matter
     return _by_rows(eqn) or any(_is_odd(e) for body in _bodies(eqn) for e in body.jaxpr.eqns)
 
 
@@ -57,19 +57,19 @@ def _bodies(eqn: JaxprEqn) -> Sequence[ClosedJaxpr]:
     loop = control(eqn.primitive, eqn.params)
     if loop is not None:
         return loop.bodies
-    # What has a derivative of its own is left as it is.
+    # Functions with a custom derivative are left unchanged.
     inner = eqn.primitive in CALLS and eqn.primitive not in CUSTOM_DERIVATIVES
     return (closed(eqn.params[CALLS[eqn.primitive]]),) if inner else ()
 
 
 def _run(jaxpr: ClosedJaxpr, inputs: Sequence[Any], inner: bool = False) -> list[Any]:
-    """Evaluate a jaxpr, mended. `inner`: it is the body of a loop or the like."""
+    """Evaluate a jaxpr in normal form. `inner`: it is the body of a loop or the like."""
     keys = [Key(v.aval) for v in jaxpr.jaxpr.invars]
     lines: list[Line] = []
     outputs = _lines(jaxpr, keys, lines)
     who = masks(lines, keys, outputs if inner else [])
     env: dict[Key, Any] = dict(zip(keys, inputs, strict=True))
-    touched: set[Key] = set()  # what has become another value by a mark
+    touched: set[Key] = set()  # values that a mark has replaced
 
     def value(x: Any) -> Any:
         return env[x] if isinstance(x, Key) else x
@@ -79,7 +79,7 @@ def _run(jaxpr: ClosedJaxpr, inputs: Sequence[Any], inner: bool = False) -> list
             results = _mended(line.eqn, [value(x) for x in line.inputs])
         env.update(zip(line.outputs, results, strict=True))
 
-    # Who counts is found out first; it is integers and comparisons, so no derivative is lost.
+    # Who counts is computed first; it is integers and comparisons, so no derivative is lost.
     first = upstream(lines, [c for counts in who.values() for c in counts])
     for line in first:
         compute(line)
@@ -103,8 +103,8 @@ def _run(jaxpr: ClosedJaxpr, inputs: Sequence[Any], inner: bool = False) -> list
 
 
 def _lines(jaxpr: ClosedJaxpr, inputs: Sequence[Any], lines: list[Line]) -> list[Any]:
-    """Note the equations of a jaxpr; gives its outputs. A call with a mean inside is opened, so
-    that the mean and what it is the mean of are seen together (a checkpoint has to stay whole)."""
+    """Record the equations of a jaxpr and return its outputs. A call with a mean inside is inlined,
+    so that the mean and its inputs are seen together (a checkpoint has to stay whole)."""
 
     def step(eqn: JaxprEqn, values: list[Any]) -> Sequence[Any]:
         call = eqn.primitive in CALLS and eqn.primitive is not jax_primitives.remat_p
@@ -137,7 +137,8 @@ def _mended(eqn: JaxprEqn, values: list[Any]) -> list[Any]:
 
 
 def _while_any(loop: While, inputs: Sequence[Any], bodies: Sequence[Any]) -> list[Any]:
-    """The predicate is carried along: it may communicate, and so is asked once an iteration."""
+    """Run a while loop while any row continues. The predicate is carried along: it may communicate,
+    and so is evaluated only once per iteration."""
     of_cond, of_body, start = loop.split(inputs)
     cond, body = bodies
 
@@ -155,5 +156,6 @@ def _while_any(loop: While, inputs: Sequence[Any], bodies: Sequence[Any]) -> lis
 
 
 def _select(rows: Any, new: Any, old: Any) -> Any:
-    """`new` in these rows, `old` in the others. JAX gives every carry of such a loop all rows."""
+    """Select `new` in these rows, `old` in the others. JAX gives every carry of such a loop all
+    rows."""
     return jax.lax.select(jax.lax.broadcast_in_dim(rows, new.shape, range(rows.ndim)), new, old)

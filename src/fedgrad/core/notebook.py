@@ -1,5 +1,5 @@
-"""Notebooks: which cell a line of code is in, and output that changes. The one file that knows
-IPython, which is there if somebody else has loaded it."""
+"""Notebooks: the cell of a line of code, and output that changes. This is the only file that uses
+IPython, and only if it is already loaded."""
 
 import re
 import sys
@@ -7,7 +7,8 @@ from typing import Any
 
 
 def cell(file: str) -> str | None:
-    """`cell 3`, if this is what IPython calls the code of a cell; `cell`, if it has forgotten."""
+    """Return `cell 3` if this is IPython's name for the code of a cell (`cell` if its number is
+    unknown), else None."""
     if not re.search(r"^<ipython-input-|[/\\]ipykernel_\d+[/\\]\d+\.py$", file):
         return None
     name = getattr(getattr(_shell(), "compile", None), "format_code_name", lambda _: None)(file)
@@ -16,13 +17,13 @@ def cell(file: str) -> str | None:
 
 
 def place(file: str, line: object) -> str:
-    """`file.py:41`, or `cell 3, line 4` of a notebook."""
+    """Format a position: `file.py:41`, or `cell 3, line 4` in a notebook."""
     found = cell(file)
     return f"{file}:{line}" if found is None else f"{found}, line {line}"
 
 
 class Changing:
-    """A line of output of a notebook's cell that can be written again."""
+    """A line of a notebook cell's output that can be overwritten."""
 
     def __init__(self, text: str) -> None:
         from IPython.display import display
@@ -30,7 +31,7 @@ class Changing:
         self.handle: Any = display(_as_text(text), raw=True, display_id=True)
 
     def write(self, text: str) -> None:
-        """The line is this now."""
+        """Overwrite the line."""
         self.handle.update(_as_text(text), raw=True)
 
 

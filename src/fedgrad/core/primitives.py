@@ -28,7 +28,7 @@ __all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "jax_prim
 
 broadcast_p = Primitive("fed_broadcast")  # x@server -> x@placement
 sum_p = Primitive("fed_sum")  # x@placement -> (sum over clients of x)@server
-round_p = Primitive("fed_round")  # of plans: broadcasts, what clients do, and sums, all in one
+round_p = Primitive("fed_round")  # in plans: broadcasts, client stages and sums, all in one
 
 for _primitive, _transpose in ((broadcast_p, sum_p), (sum_p, broadcast_p)):
     _primitive.def_abstract_eval(lambda x, *, placement: x)
@@ -39,11 +39,11 @@ for _primitive, _transpose in ((broadcast_p, sum_p), (sum_p, broadcast_p)):
     batching.defvectorized(_primitive)
 
 # --- A client that may not count --------------------------------------------------------------
-# Two linear maps at one client, which send nothing; `counts` has the leading axes of `x` (none, but
-# for those that vmap adds). They are how a client is left out of a mean and of its derivatives.
-#   counted: x, but zero where it is not finite and does not count; and so for its (co)tangents
-#   source: x as it is; its cotangents are counted
-# `seen`: what the value is computed from has been made sources (dropped.py).
+# Two linear maps at one client, which send nothing; `counts` has the leading axes of `x` (none,
+# but for those that vmap adds). They are how a client is left out of a mean and of its
+# derivatives. counted: x, but zero where it is not finite and does not count; and so for its
+# (co)tangents source: x as it is; its cotangents are counted `seen`: what the value is computed
+# from has been made sources (uncounted.py).
 
 counted_p = Primitive("counted")
 source_p = Primitive("source")
@@ -99,7 +99,7 @@ def _axis(placement: str) -> str:
 
 
 def inside(placement: str = "") -> bool:
-    """Is this code being traced in a program (that has this placement)?"""
+    """Whether this code is being traced in a program (that has this placement)."""
     try:
         jax.lax.axis_size(_axis(placement))
     except NameError:
@@ -108,14 +108,15 @@ def inside(placement: str = "") -> bool:
 
 
 def make_jaxpr(fun: Any, placements: Sequence[str], *args: Any) -> tuple[ClosedJaxpr, Any]:
-    """Trace one client's view of a program; dead code is removed. Gives the output tree too."""
+    """Trace one client's view of a program and remove dead code; return the output structure,
+    too."""
     axes = [(_axis(name), 1) for name in ("", *placements)]
     closed, shape = jax.make_jaxpr(fun, axis_env=axes, return_shape=True)(*args)  # type: ignore[misc]
     return without_dead_code(closed), shape
 
 
 def client_index(placement: str) -> jax.Array:
-    """Which client am I: an integer at the client, known without being sent."""
+    """Return the index of this client: an integer at the client, known without being sent."""
     return jax.lax.axis_index(_axis(placement))
 
 
@@ -126,43 +127,45 @@ def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr, closed.consts)
 
 
-def part(eqn: JaxprEqn, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
-    """An equation that gives only some of its outputs, and which inputs those need."""
-
-    def some(*values: Any) -> list[Any]:
-        outputs = bind(eqn.primitive, eqn.params, values)
-        return [x for x, w in zip(outputs, wanted, strict=True) if w]
-
+def alone(eqn: JaxprEqn) -> ClosedJaxpr:
+    """Return an equation as a jaxpr of its inputs."""
     avals: list[Any] = [v.aval for v in eqn.invars]
-    closed = jax.make_jaxpr(some)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
-    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return ClosedJaxpr(jaxpr, closed.consts), list(used)
+    return jax.make_jaxpr(lambda *values: bind(eqn.primitive, eqn.params, values))(
+        *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    )
+
+
+def part(closed: ClosedJaxpr, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
+    """Return a jaxpr with only some of its outputs, and which inputs these need."""
+    jaxpr, consts, used = partial_eval.dce_jaxpr_consts(closed.jaxpr, list(wanted))
+    return ClosedJaxpr(jaxpr, [c for c, u in zip(closed.consts, consts, strict=True) if u]), used
 
 
 # --- Dtypes -----------------------------------------------------------------------------------
-# The same whether or not the user lets JAX promote them by itself.
+# These do not depend on whether the user lets JAX promote dtypes.
 
 
 def promoting() -> contextlib.AbstractContextManager[None]:
-    """Let JAX promote: code of others who count on it (optax multiplies a float32 by a float64
-    rate), or what is cast at once."""
+    """Let JAX promote dtypes: for other libraries' code that relies on it (optax multiplies a
+    float32 by a float64 rate), or for results that are cast at once."""
     return jax.numpy_dtype_promotion("standard")
 
 
 def common(*arrays: Any) -> Any:
-    """The dtype that holds all of these."""
+    """Return the dtype that holds all of these."""
     with promoting():
         return jnp.result_type(*arrays)
 
 
 def wide(dtype: Any) -> Any:
-    """The dtype in which a sum over clients is accumulated: no float narrower than float32."""
+    """Return the dtype in which a sum over clients is accumulated: no float narrower than
+    float32."""
     narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
     return jnp.float32 if narrow else dtype
 
 
 def accumulator(tree: Any) -> Any:
-    """What to add up many numbers like these in: nothing narrower than float32."""
+    """Return the dtype for accumulating many numbers like these: none narrower than float32."""
     return common(jnp.float32, *jax.tree.leaves(tree))
 
 
@@ -189,7 +192,7 @@ def primitives_inside(params: dict[str, Any]) -> set[Primitive]:
 
 
 def primitives_of(equations: Iterable[Any]) -> set[Primitive]:
-    """The primitives of equations, also deep inside."""
+    """Return the primitives of equations, including nested ones."""
     found: set[Primitive] = set()
     for eqn in equations:
         found |= {eqn.primitive, *primitives_inside(eqn.params)}
@@ -197,12 +200,12 @@ def primitives_of(equations: Iterable[Any]) -> set[Primitive]:
 
 
 def communicates(params: dict[str, Any]) -> bool:
-    """Is there communication in the jaxprs of an equation?"""
+    """Whether the jaxprs of an equation contain communication."""
     return not primitives_inside(params).isdisjoint((broadcast_p, sum_p))
 
 
 def inner_constants(params: dict[str, Any]) -> list[Any]:
-    """Arrays that the jaxprs inside of an equation have captured."""
+    """Return the arrays that the jaxprs inside an equation have captured."""
     found: list[Any] = []
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
@@ -219,7 +222,7 @@ def closed(jaxpr: Any) -> ClosedJaxpr:
 
 
 def index_placement(primitive: Primitive, params: dict[str, Any]) -> str | None:
-    """The placement whose client index this equation asks for, if it is such an equation."""
+    """Return the placement whose client index this equation asks for, or None."""
     name = params.get("axis_name")
     if primitive is jax_primitives.axis_index_p and isinstance(name, str):
         if name.startswith("fedgrad:"):
@@ -228,7 +231,7 @@ def index_placement(primitive: Primitive, params: dict[str, Any]) -> str | None:
 
 
 def foreign_axis(primitive: Primitive, params: dict[str, Any]) -> bool:
-    """Does the equation communicate over our axes other than through the two primitives?"""
+    """Whether the equation communicates over our axes other than through the two primitives."""
     axes = params.get("axes", params.get("axis_name", ()))
     axes = axes if isinstance(axes, (tuple, list)) else (axes,)
     ours = any(isinstance(a, str) and a.startswith("fedgrad:") for a in axes)
@@ -236,8 +239,8 @@ def foreign_axis(primitive: Primitive, params: dict[str, Any]) -> bool:
 
 
 def has_effects(eqn: JaxprEqn) -> bool:
-    """Does the equation do something besides computing? Asking for the client's index does not,
-    although JAX notes the use of a named axis as an effect."""
+    """Whether the equation has effects. Asking for the client's index has none, although JAX
+    records the use of a named axis as an effect."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
@@ -252,7 +255,7 @@ def interpret(
     inputs: Sequence[Any],
     step: Callable[[JaxprEqn, list[Any]], Sequence[Any]],
 ) -> list[Any]:
-    """The outputs of a jaxpr, with `step` in the place of each of its equations."""
+    """Evaluate a jaxpr, with `step` in place of each of its equations."""
     env = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
     env.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
 
@@ -267,12 +270,13 @@ def interpret(
 
 
 NOWHERE = "somewhere in a library"
-MEAN = "fg.mean"  # the scope of what it does with sums, for readers
+MEAN = "fg.mean"  # the scope of its operations on sums, for readers
 
 
 def position(*sources: Any) -> tuple[str, str, str]:
-    """File, line and function of the user's code that made an equation, empty if nobody knows; the
-    first source that does, from the inside out (JAX forgets the caller of a loop's body)."""
+    """Return file, line and function of the user's code that made an equation, empty if unknown: of
+    the first source that has them, from the inside out (JAX forgets the caller of a loop's
+    body)."""
     for source in sources:
         text = source_info_util.summarize(source)
         head, _, function = text.partition(" (")
@@ -283,7 +287,7 @@ def position(*sources: Any) -> tuple[str, str, str]:
 
 
 def where(*sources: Any) -> str:
-    """`file.py:41 (function)` of the user's code that made an equation."""
+    """Format the position of the user's code that made an equation: `file.py:41 (function)`."""
     path, line, function = position(*sources)
     if not path:
         return NOWHERE
@@ -291,14 +295,14 @@ def where(*sources: Any) -> str:
 
 
 def current_source() -> Any:
-    """Where the equations that are made now belong."""
+    """Return the source to which equations made now are attributed."""
     return source_info_util.current()
 
 
 @contextlib.contextmanager
 def at_source(source: Any) -> Iterator[None]:
-    """Equations made here belong to the user's line `source`, if one is known, and to the scope
-    (`jax.named_scope`) that it was in."""
+    """Attribute equations made here to the user's line `source`, if known, and to its scope
+    (`jax.named_scope`)."""
     if source is None:
         yield
         return
@@ -308,6 +312,6 @@ def at_source(source: Any) -> Iterator[None]:
 
 
 def scope(source: Any) -> str:
-    """The innermost `jax.named_scope` that an equation was made in; none is ""."""
+    """Return the innermost `jax.named_scope` of an equation, or ""."""
     names = re.sub(r"\w+\(|\)", "", str(source.name_stack)) if source is not None else ""
     return next(filter(None, reversed(names.split("/"))), "")

@@ -1,6 +1,6 @@
-"""A program, one function written from the view of the server and of one client; and what it says.
+"""A program: one function, written as the server and one client see it; and its operations.
 
-It says `broadcast`, `sum`, and what follows from them. All take any pytree.
+The operations are `broadcast`, `sum`, and those that follow from them. All take any pytree.
 """
 
 import contextlib
@@ -14,14 +14,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedgrad.core.errors import (
-    ArgumentError,
-    PlacementError,
-    known_arguments,
-    nearest,
-    public,
-)
+from fedgrad.core.errors import ArgumentError, PlacementError, known_arguments, nearest, public
 from fedgrad.core.graph import CLIENTS, Placement
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.primitives import (
     MEAN,
     broadcast_p,
@@ -31,40 +26,43 @@ from fedgrad.core.primitives import (
     inside,
     source_p,
     sum_p,
+    wide,
 )
 from fedgrad.core.signature import left_to_pass
 from fedgrad.core.types import Key
 
 
 class Executor(Protocol):
-    """Runs a program on arguments. Executors are immutable and hashable, and programs keep what was
-    compiled for them; one that has to end (because it has connections, say) sets `remembers`, and
-    keeps what it compiled itself."""
+    """Runs a program on arguments. Executors are immutable and hashable, and programs cache what
+    was compiled for them. An executor that has to be closed (because it has connections, say) sets
+    `remembers` and caches what it compiled itself."""
 
     def compile(self, program: "Program") -> Callable[[dict[str, Any]], Any]:
-        """The program as a function of its arguments by name."""
+        """Return the program as a function of its arguments by name."""
         ...
 
 
+@public
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Program:
     """A federated computation. Make one with `@fg.program(...)`; call it like a function.
 
-    Client arguments are stacked pytrees (a leading axis over clients) or cohorts. Called inside
-    another program, it is simply a part of that program, and sees one client's values.
+    Client arguments are stacked pytrees (with a leading axis over clients) or cohorts. If it is
+    called inside another program, it becomes a part of that program, and sees one client's values.
 
-    A `fun` with a method `derive` is a derivative that is made, of arguments that were read,
-    instead of traced (trace.py).
+    A `fun` with a method `derive` is a derivative, which that method builds from the arguments
+    instead of tracing it (trace.py).
     """
 
     fun: Callable[..., Any]
     placements: dict[str, Placement]
     executor: Executor | None = None
     derived: bool = False  # it is a derivative of another program
-    # Looks at where each part of the result is, when the program is traced, and may refuse it.
+    # Receives the placement of each part of the result when the program is traced, and may refuse
+    # it.
     look: Callable[[Any], None] | None = dataclasses.field(default=None)
-    # Follow from the fields above, so that `dataclasses.replace` makes them anew: the arguments of
-    # `fun`, and what has been made of the program, which `.on(...)` shares to compile only once.
+    # These follow from the fields above, so `dataclasses.replace` makes them anew: the arguments of
+    # `fun`, and the program's cache, which `.on(...)` shares so that nothing is compiled twice.
     signature: inspect.Signature = dataclasses.field(init=False)
     made: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
 
@@ -98,17 +96,17 @@ class Program:
 
     @property
     def client_placements(self) -> tuple[str, ...]:
-        """The placements of the arguments, by name."""
+        """The names of the arguments' placements."""
         return tuple(dict.fromkeys(p.name for p in self.placements.values()))
 
     def on(self, executor: Executor | None) -> "Program":
-        """The same program, run by another executor; None is the default one."""
+        """Return the same program on another executor; None is the default one."""
         same = dataclasses.replace(self, executor=executor)
         object.__setattr__(same, "made", self.made)
         return same
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by name, defaults filled in."""
+        """Return arguments by name, with defaults filled in."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -117,7 +115,7 @@ class Program:
         return dict(bound.arguments)
 
     def call(self, arguments: dict[str, Any]) -> Any:
-        """The function itself, on what one client and the server see."""
+        """Call the function itself, on what one client and the server see."""
         bound = inspect.BoundArguments(self.signature, arguments)  # type: ignore[arg-type]
         return self.fun(*bound.args, **bound.kwargs)
 
@@ -125,10 +123,11 @@ class Program:
         return self.by_name(self.bind(args, kwargs))
 
     def by_name(self, arguments: dict[str, Any]) -> Any:
-        """The result for all arguments by name, also those that can only be given by position."""
+        """Call the program with all arguments by name, even positional-only ones."""
         if inside():
             self._require_placements()
             return self.call(arguments)
+        require_lossless(arguments, f"{self.name}: the arguments")
         executor = self.executor or default_executor()
         return self._compiled(executor)(arguments)
 
@@ -138,9 +137,9 @@ class Program:
         return self.once(executor, lambda: executor.compile(self))
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """`make()`, the first time; what it made, later."""
+        """Return `make()`, cached under `key`."""
         found = self.made.get(key)
-        # setdefault on a dict is atomic: two threads that make it at once end up with one.
+        # dict.setdefault is atomic: two threads that make it at once end up with one.
         return found if found is not None else self.made.setdefault(key, make())
 
     def _require_placements(self) -> None:
@@ -153,8 +152,22 @@ class Program:
                 )
 
 
+@public
 def program(fun: Callable[..., Any] | None = None, /, **placements: Placement) -> Any:
-    """Decorator: `@fg.program(z=fg.CLIENTS)`. Arguments that are not named are at the server."""
+    """Decorate a function as a federated program.
+
+        @fg.program(z=fg.CLIENTS)
+        def mean_distance(x, z):
+            return fg.mean(jnp.abs(fg.broadcast(x) - z))
+
+    Args:
+        fun: A function, written as the server and one client see it.
+        **placements: The placement of each client argument, by name. Arguments that are not named
+        are at the server.
+
+    Returns:
+        An `fg.Program`, which is called like the function.
+    """
     if fun is not None and not callable(fun):
         raise ArgumentError.here(f"@fg.program decorates a function, got {fun!r}.")
     if fun is None:
@@ -172,19 +185,26 @@ _installed: list[Executor] = []
 
 
 def install_default(executor: Executor) -> None:
-    """Called once, by fedgrad.executors: the core does not know which executors there are."""
+    """Set the default executor. fedgrad.executors calls this once, because the core does not depend
+    on any executor."""
     _installed[:] = [executor]
 
 
 def default_executor() -> Executor:
-    """The executor of programs that were not given one by `.on(...)`."""
+    """Return the executor of programs that have none from `.on(...)`."""
     return _default.get(_installed[0])
 
 
 @known_arguments()
 @contextlib.contextmanager
 def default(executor: Executor) -> Iterator[None]:
-    """`with fg.executors.default(fg.executors.reference()):` for programs without `.on(...)`."""
+    """Set the executor of programs without `.on(...)`, within a `with` block.
+
+    For example, to check a result against the definition:
+
+        with fg.executors.default(fg.executors.reference()):
+            program(x, cohort)
+    """
     token = _default.set(executor)
     try:
         yield
@@ -192,12 +212,20 @@ def default(executor: Executor) -> Iterator[None]:
         _default.reset(token)
 
 
-# --- what a program says ----------------------------------------------------------------------
+# --- the operations of a program --------------------------------------------------------------
 
 
 @known_arguments()
 def broadcast(x: Any, at: Placement = CLIENTS) -> Any:
-    """Send a server value to every client of a placement. Any leaf that JAX knows can be sent."""
+    """Send a server value to every client of a placement.
+
+    Args:
+        x: A pytree of arrays, numbers or keys at the server.
+        at: The placement of the clients.
+
+    Returns:
+        The same pytree at the clients.
+    """
     _require_inside("broadcast", at)
     return jax.tree.map(lambda leaf: broadcast_p.bind(_array(leaf), placement=at.name), x)
 
@@ -206,10 +234,14 @@ def broadcast(x: Any, at: Placement = CLIENTS) -> Any:
 def sum(x: Any, at: Placement = CLIENTS) -> Any:
     """Sum a client value over all clients of its placement; the result is at the server.
 
-    Floating and complex dtypes are kept (float16 and bfloat16 are accumulated in float32).
-    Integers and bools are widened first, as `jnp.sum` does: bool and signed to int32 (int64 under
-    x64), unsigned to uint32 (uint64). Their sum is exact, and wraps where that of `jnp.sum` does,
-    at 2^31 without x64: cast what may be larger, `fg.sum(x.astype(float))`.
+    Floating and complex dtypes are kept (float16 and bfloat16 are accumulated in float32). Integers
+    and bools are widened first, as in `jnp.sum`: bool and signed to int32 (int64 under x64),
+    unsigned to uint32 (uint64). Their sum is exact, and wraps where that of `jnp.sum` does, at 2^31
+    without x64: cast what may be larger, `fg.sum(x.astype(float))`.
+
+    Args:
+        x: A pytree of arrays or numbers at clients.
+        at: The placement of the clients.
     """
     _require_inside("sum", at)
     return jax.tree.map(lambda leaf: sum_p.bind(_summable(leaf), placement=at.name), x)
@@ -217,15 +249,21 @@ def sum(x: Any, at: Placement = CLIENTS) -> Any:
 
 @known_arguments()
 def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.0) -> Any:
-    """Mean over the clients: `sum(x) / sum(1)`, or `sum(w x) / sum(w)` with scalar weights.
+    """Return the mean over the clients: `sum(x) / sum(1)`, or `sum(w x) / sum(w)` with weights.
 
-    A client of weight 0 does not count at all, even if its `x` is NaN: so a client is dropped by
-    giving it weight 0. If nobody counts (all weights are zero), the mean is `empty`, with a zero
-    derivative; where weights cancel each other out (1 and -1) and the weighted values do not, it
-    is a division by zero instead. Complex weights give a complex mean. Integers, and weights that
-    are integers, are added up as floats, which do not wrap; float16 and bfloat16 in float32.
-    However many means a program takes, the number of clients, and the sum of the same weights, is
-    sent once; inside of a loop, once per iteration.
+    A client of weight 0 does not count at all, even if its `x` is NaN; so give a client weight 0 to
+    drop it. However many means a program takes, the number of clients, and the sum of the same
+    weights, is sent once; inside of a loop, once per iteration.
+
+    Args:
+        x: A pytree of arrays or numbers at clients. Integers are averaged as floats, which do not
+            wrap; float16 and bfloat16 are accumulated in float32.
+        weights: One scalar per client. Integer weights are added up as floats, too; complex weights
+            give a complex mean.
+        at: The placement of the clients.
+        empty: The mean if nobody counts (all weights are zero), with a zero derivative. Where
+            weights cancel each other out (1 and -1) and the weighted values do not, the mean is a
+            division by zero instead.
     """
     if weights is None:
         _require_inside("mean", at)
@@ -238,17 +276,17 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
             f"shape {weights.shape}. Multiply first if you mean an elementwise product."
         )
     derivable = jnp.issubdtype(weights.dtype, jnp.inexact)
-    if weights.dtype != jnp.bool_:  # of those there are at most as many as clients
+    if weights.dtype != jnp.bool_:  # a sum of bools is at most the number of clients
         weights = _floating(weights)
     counts = weights != (False if weights.dtype == jnp.bool_ else 0)
     if derivable:
-        weights = source_p.bind(weights, counts)  # it may depend on what it weighs
+        weights = source_p.bind(weights, counts)  # a weight may depend on the value that it weighs
     with jax.named_scope("weight"):
         total = sum(weights, at)
 
     def weighted(leaf: jax.Array) -> jax.Array:
-        # 0 * NaN is NaN, so what a dropped client may not send is zeroed first. What is finite
-        # stays: the derivative with respect to a weight that is 0 needs it.
+        # 0 * NaN is NaN, so values of a dropped client that are not finite are zeroed first. Finite
+        # ones stay: the derivative with respect to a weight of 0 needs them.
         kept = counted_p.bind(leaf, counts, seen=False)
         dtype = _weighted_dtype(leaf, weights)
         return weights.astype(dtype) * kept.astype(dtype)
@@ -259,10 +297,14 @@ def mean(x: Any, weights: Any = None, at: Placement = CLIENTS, empty: float = 0.
 
 @known_arguments()
 def client_key(key: Key, at: Placement = CLIENTS) -> Key:
-    """Each client's own PRNG key, from one key of the server: the same key is sent to all.
+    """Return each client's own PRNG key, derived from one key of the server that is sent to all.
 
-    The client folds in its own index. In a cohort sampled from a population that is the client's
+    The client folds in its own index. In a cohort sampled from a population this is the client's
     index in the population, so its key does not depend on who else was sampled.
+
+    Args:
+        key: A typed key at the server, `jax.random.key(0)`.
+        at: The placement of the clients.
     """
     if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
         raise ArgumentError.here(
@@ -287,6 +329,7 @@ def _require_inside(operation: str, at: Placement) -> None:
 
 
 def _array(leaf: Any) -> jax.Array:
+    require_lossless(leaf, "What is sent")
     try:
         return leaf if hasattr(leaf, "aval") else jnp.asarray(leaf)
     except TypeError:
@@ -309,20 +352,20 @@ def _summable(leaf: Any) -> jax.Array:
 
 
 def _floating(x: Any) -> Any:
-    """Leaves as they are averaged: integers as floats, and nothing narrower than float32, in which
+    """Cast leaves for averaging: integers to floats, and nothing narrower than float32, in which
     the sum over many clients could overflow."""
 
     def cast(leaf: Any) -> jax.Array:
         leaf = _summable(leaf)
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf.astype(float)
-        return leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf
+        return leaf.astype(wide(leaf.dtype))
 
     return jax.tree.map(cast, x)
 
 
 def _weighted_dtype(leaf: jax.Array, weights: jax.Array) -> Any:
-    """The dtype of a mean of `leaf`: its own, made complex by complex weights."""
+    """Return the dtype of a mean of `leaf`: its own, made complex by complex weights."""
     if not jnp.issubdtype(weights.dtype, jnp.complexfloating):
         return leaf.dtype
     floating = jnp.issubdtype(leaf.dtype, jnp.inexact)
@@ -330,14 +373,15 @@ def _weighted_dtype(leaf: jax.Array, weights: jax.Array) -> Any:
 
 
 def _ratios(x: Any, sums: Any, count: jax.Array, empty: float, by_zero: bool = False) -> Any:
-    """`sums / count`, or `empty` where the count is 0. `by_zero`: there, what is left of a sum is
-    divided by zero: its weights have cancelled each other out, which is not the same as nobody."""
+    """Return `sums / count`, or `empty` where the count is 0. With `by_zero`, a sum that is not
+    zero is divided by zero there: its weights canceled each other out, which differs from nobody
+    counting."""
     someone = count != 0
 
     def ratio(leaf: Any, total: jax.Array) -> jax.Array:
         mean = total / jnp.where(someone, count, 1).astype(total.dtype)
         instead = jnp.asarray(empty, total.dtype)
-        if by_zero:  # it has no derivative: that would have to wait for the sums
+        if by_zero:  # without a derivative, which would have to wait for the sums
             left = jax.lax.stop_gradient(total)
             instead = jnp.where(left == 0, instead, left / jnp.zeros_like(left))
         mean = jnp.where(someone, mean, instead)

@@ -1,4 +1,4 @@
-"""Which arguments a function still takes, however it was bound and decorated."""
+"""The arguments that a function still takes, however it was bound and decorated."""
 
 import functools
 import inspect
@@ -7,10 +7,11 @@ from typing import Any
 
 
 def left_to_pass(fun: Callable[..., Any]) -> inspect.Signature:
-    """The signature of `fun` without what `functools.partial` has bound, by position or by name.
+    """Return the signature of `fun` without the arguments that `functools.partial` has bound.
 
-    That of a decorated function (`functools.wraps`, `jax.jit`) is the decorator's own where that
-    names its arguments, and what it wraps where it passes `*args` and `**kwargs` on.
+    For a decorated function (`functools.wraps`, `jax.jit`) it is the decorator's own signature if
+    that names its arguments, and that of the wrapped function if it passes on `*args` and
+    `**kwargs`.
     """
     if isinstance(fun, functools.partial):
         return _without_bound(fun)
@@ -20,13 +21,14 @@ def left_to_pass(fun: Callable[..., Any]) -> inspect.Signature:
     inner, called = getattr(fun, "__wrapped__", None), getattr(fun, "__call__", None)  # noqa: B004
     if inner is not None and not (inspect.isfunction(fun) and _names_arguments(fun)):
         return left_to_pass(inner)
-    if inspect.ismethod(called) and not hasattr(fun, "__signature__"):  # an object
+    if inspect.ismethod(called) and not hasattr(fun, "__signature__"):  # a callable object
         return left_to_pass(called)
     return inspect.signature(fun, follow_wrapped=False)
 
 
 def asks_for(fun: Callable[..., Any], name: str) -> bool:
-    """Whether `fun` still takes an argument `name`; of a function in C nobody knows."""
+    """Whether `fun` still takes an argument `name`; False for C functions, whose signature is
+    unknown."""
     try:
         return name in left_to_pass(fun).parameters
     except ValueError:

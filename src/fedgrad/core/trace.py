@@ -1,13 +1,14 @@
-"""From a program and its arguments to a checked graph of what the server and one client do.
+"""Traces a program with its arguments to a checked graph of what the server and one client do.
 
-Every value gets a placement, and programs that mix them are refused. The law of this pass: in the
-graph that it returns, all inputs of an equation are at one placement (or anywhere), a broadcast
+Every value gets a placement, and programs that mix placements are refused. The law of this pass: in
+the graph that it returns, all inputs of an equation are at one placement (or anywhere), a broadcast
 goes from the server to clients, a sum from clients to the server.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from fedgrad.core.primitives import (
     ClosedJaxpr,
     JaxprEqn,
     Literal,
+    alone,
     broadcast_p,
     closed,
     communicates,
@@ -50,13 +52,13 @@ from fedgrad.core.program import Program
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """What was traced. Of a derivative, also how it is taken: the rule of each active round, and
-    whether clients compute again what they would have to remember; and its plan, if it was made
-    to find that out."""
+    """A traced program. For a derivative, also the rule of each active round and whether clients
+    recompute what they would otherwise remember; and its plan, if it was made to choose the
+    rules."""
 
     jaxpr: ClosedJaxpr
     graph: Graph
-    outputs: Any  # the tree of the result
+    outputs: Any  # the structure of the result
     rules: tuple[str, ...] = ()
     recompute: bool = False
     plan: Graph | None = None
@@ -97,8 +99,8 @@ def traced(fun: Any, values: Sequence[Value], placements: Sequence[str], **how: 
 
 
 def one_view(fun: Any, placements: Sequence[str], *args: Any) -> tuple[ClosedJaxpr, Any]:
-    """One client's view of a function of arrays, or what stands for them, in normal form; and the
-    tree of its result."""
+    """Return one client's view of a function of arrays (or their shapes) in normal form, and the
+    structure of its result."""
     jaxpr, shape = make_jaxpr(fun, placements, *args)
     if MENDED & primitives_of(jaxpr.jaxpr.eqns):
         jaxpr = in_normal_form(jaxpr, placements, *args)
@@ -106,8 +108,8 @@ def one_view(fun: Any, placements: Sequence[str], *args: Any) -> tuple[ClosedJax
 
 
 def _constants_placed(made: Traced, program: Program) -> Traced:
-    """A constant that is returned is the server's. But where the server does nothing at all and
-    nothing else is returned (zeros like a client's value, say), it is each client's."""
+    """Place returned constants at the server. But if the server does nothing at all and nothing
+    else is returned (zeros like a client's value, say), they are each client's."""
     graph = made.graph
     places = {v.at for v in graph.inputs} | {v.at for e in graph.equations for v in e.outputs}
     beside = any(v.at != ANYWHERE for v in graph.outputs)
@@ -126,11 +128,12 @@ def _constants_placed(made: Traced, program: Program) -> Traced:
     return dataclasses.replace(made, graph=placed, plan=None)
 
 
-# Captured arrays of more scalars than this, together, are data of the server, not constants of the
-# program: client code that used them would make every client download them, unseen.
+# If captured arrays have more scalars than this in total, they are data of the server, not
+# constants of the program: client code that used them would make every client download them,
+# unseen.
 CAPTURE_LIMIT = 1024
 
-# Operations that JAX puts in by itself: their result is still called by the name of their input.
+# Operations that JAX inserts by itself: their result is still called by the name of their input.
 _SAME_TO_A_READER = {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"}
 
 
@@ -144,12 +147,16 @@ def check(
 ) -> Graph:
     """Place every value of a traced program.
 
-    `nested`: the program is traced within another one, which will itself be checked; then the
-    placement of what it captures is the outer program's affair. `to_derive`: JAX will differentiate
-    it: functions with custom derivatives stay whole even if they communicate, and JAX still knows
-    the client's index by itself.
-    `derived`: it is a derivative, in which the communication of a cond may have become dead; who
-    decides is the server all the same. `source`: the line that all of it belongs to, if to one.
+    Args:
+        jaxpr: The traced program.
+        inputs: Its inputs, with placements.
+        nested: The program is traced within another one, which will itself be checked and which
+            places what this one captures.
+        to_derive: JAX will differentiate it: functions with custom derivatives stay whole even if
+            they communicate, and JAX itself provides the client's index.
+        derived: It is a derivative, in which the communication of a cond may have become dead; the
+            server decides all the same.
+        source: The line that all of it is attributed to, if to one.
     """
     reader = _Reader(nested, to_derive, derived)
     outputs = reader.run(jaxpr, inputs, source)
@@ -163,16 +170,16 @@ def check(
 
 
 class _Reader:
-    """Reads equations one by one; keeps what it has made, so that equal work is done once."""
+    """Reads equations one by one; caches what it has made, so that equal work is done once."""
 
     def __init__(self, nested: bool, to_derive: bool, derived: bool) -> None:
         self.nested, self.to_derive, self.derived = nested, to_derive, derived
-        self.around: tuple[Any, ...] = ()  # sources of the control flow that this is the body of
+        self.around: tuple[Any, ...] = ()  # sources of the enclosing control flow
         self.equations: list[Equation] = []
         self.indices: dict[str, Value] = {}
         self.made: dict[Any, tuple[Value, ...]] = {}
         self.literals: dict[Any, Value] = {}
-        self.marked: dict[Value, Value] = {}  # what was made a source: the value itself
+        self.marked: dict[Value, Value] = {}  # source-marked value: the value itself
         self.opened: list[str] = []
         self.hidden = 0  # scalars captured so far that no message shows
 
@@ -211,7 +218,7 @@ class _Reader:
         return self.literals[key]
 
     def captures(self, params: dict[str, Any]) -> bool:
-        """Is there data of the server hidden in the jaxprs of an equation?"""
+        """Whether the jaxprs of an equation capture data of the server."""
         return any(self.of_server(jax.typeof(c), c) for c in inner_constants(params))
 
     def of_server(self, aval: Any, constant: Any) -> bool:
@@ -262,27 +269,27 @@ class _Reader:
     def without_constants(
         self, eqn: JaxprEqn, inputs: list[Value], source: Any
     ) -> Sequence[Value] | None:
-        """A scan of a client, apart from rows of integers that it computes of nothing placed: JAX
-        puts predicates of the server there, which it needs on the way back."""
+        """Split a client's scan from those of its integer rows that depend on nothing placed. JAX
+        puts predicates of the server there, which it needs in the backward pass."""
         avals: list[Any] = [v.aval for v in eqn.outvars]
         carry = scan_of(eqn.params).carry
         whole = [False] * carry + [_is_whole(aval) for aval in avals[carry:]]
         if all(whole) or not any(whole) or not any(is_client(v.at) for v in inputs):
             return None
         if _indices_inside(eqn.params):
-            return None  # it depends on which client it is
-        constant, used = part(eqn, whole)
+            return None  # it depends on the client's index
+        constant, used = part(alone(eqn), whole)
         if any(v.at != ANYWHERE for v, needed in zip(inputs, used, strict=True) if needed):
             return None
-        rest, rest_used = part(eqn, [not w for w in whole])
-        found = iter(self.run(constant, _picked(inputs, used), source))
-        others = iter(self.run(rest, _picked(inputs, rest_used), source))
+        rest, rest_used = part(alone(eqn), [not w for w in whole])
+        found = iter(self.run(constant, list(compress(inputs, used)), source))
+        others = iter(self.run(rest, list(compress(inputs, rest_used)), source))
         return [next(found if w else others) for w in whole]
 
     def add(
         self, eqn: JaxprEqn, inputs: list[Value], at: str, source: Any, indexed: bool = False
     ) -> Sequence[Value]:
-        """Append a local equation, or find that the same one has been made before."""
+        """Append a local equation, or return the outputs of an equal one made before."""
         try:
             params = tuple(sorted(eqn.params.items()))
             key = (eqn.primitive, hash(params) and params, tuple(inputs))
@@ -318,8 +325,8 @@ class _Reader:
         return outputs
 
     def source(self, eqn: JaxprEqn, inputs: list[Value], source: Any) -> Sequence[Value]:
-        """A mark (dropped.py). Where it would mix placements, so does what it was made for, and
-        that says so better."""
+        """Read a source mark (uncounted.py). Where it would mix placements, so does the value it
+        was made for, whose error is clearer."""
         if len({v.at for v in inputs} - {ANYWHERE, OUTER}) > 1:
             return inputs[:1]
         outputs = self.add(eqn, inputs, self.join(inputs, eqn.primitive.name, source), source)
@@ -332,7 +339,7 @@ class _Reader:
             if is_client(x.at):
                 refuse_broadcast(x, placement, self.where(source))
             return self.add(eqn, [x], placement, source)
-        if not self.to_derive:  # it was differentiated, if at all: the sum is that of the value
+        if not self.to_derive:  # any differentiation is done: sum the value itself
             x = self.marked.get(x, x)
         if x.at == SERVER or (is_client(x.at) and x.at != placement):
             refuse_sum(x, placement, self.where(source))
@@ -356,7 +363,7 @@ class _Reader:
         return self.indices[placement]
 
     def join(self, inputs: Sequence[Value], operation: str, source: Any) -> str:
-        """The one placement of these inputs."""
+        """Return the one placement of these inputs."""
         placed: dict[str, Value] = {}
         for v in inputs:
             if v.at not in (ANYWHERE, OUTER):
@@ -406,7 +413,3 @@ def _is_one(x: Value) -> bool:
 
 def _is_whole(aval: Any) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jnp.integer))
-
-
-def _picked(values: Sequence[Value], wanted: Sequence[bool]) -> list[Value]:
-    return [v for v, w in zip(values, wanted, strict=True) if w]

@@ -1,7 +1,8 @@
-"""What crosses boundaries, by name.
+"""Types of values that cross boundaries.
 
-To Python and to type checkers the first four are trees of any kind. What their leaves are is noted
-as jaxtyping writes it, for readers and for tests/test_types.py: nobody else needs it installed.
+To Python and to type checkers the first four are pytrees of any kind. Their leaves are described in
+jaxtyping's notation, for readers and for tests/core/test_types.py: nobody else needs jaxtyping
+installed.
 """
 
 from typing import Annotated, Any

@@ -1,23 +1,26 @@
-"""Real federations: what crosses the wire, what a site runs, and what it allows."""
+"""Real federations: what crosses the wire, what a site runs, and what its policy allows."""
 
 from importlib import import_module
 from typing import Any
 
-from fedgrad import executors
 from fedgrad.federation.protocol import state
-from fedgrad.federation.protocol.data import Context
+from fedgrad.federation.protocol.call_report import Report
 from fedgrad.federation.protocol.envelope import Envelope, Transport, install_engine
-from fedgrad.federation.protocol.errors import CohortMismatch, FederationError, NoAnswer, Refused
-from fedgrad.federation.protocol.executor import Flower
 from fedgrad.federation.protocol.exported import programs
+from fedgrad.federation.protocol.federation_errors import (
+    CohortMismatch,
+    FederationError,
+    NoAnswer,
+    Refused,
+)
 from fedgrad.federation.protocol.in_process import InProcess
 from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.node_data import Context
+from fedgrad.federation.protocol.node_population import NodePopulation
+from fedgrad.federation.protocol.node_values import NodeValue
 from fedgrad.federation.protocol.policy import Policy
-from fedgrad.federation.protocol.population import NodePopulation
-from fedgrad.federation.protocol.report import Report
 from fedgrad.federation.protocol.signing import make_keys
 from fedgrad.federation.protocol.stage_program import StageProgram
-from fedgrad.federation.protocol.values import NodeValue
 
 __all__ = [
     "CohortMismatch",
@@ -45,10 +48,10 @@ def _connect(address: str, **how: Any) -> Transport:
     return connect(address, **how)
 
 
-# For Flower apps of others. What they are made of are extras, and slow to import.
+# For existing Flower apps. Their dependencies are extras, and slow to import.
 _ON_DEMAND = {
     "InProcessGrid": "in_process_grid",
-    "SelfTuning": "self_tuning",
+    "SelfTuning": "strategy",
     "derivatives": "derivatives",
     "torch_gradient": "torch_client",
     "torch_sgd": "torch_client",
@@ -62,4 +65,3 @@ def __getattr__(name: str) -> Any:
 
 
 install_engine(_connect)
-executors.flower = Flower

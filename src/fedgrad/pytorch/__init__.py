@@ -1,1 +1,1 @@
-"""Modules of PyTorch as models in JAX: exported once, then read as a table of operations."""
+"""PyTorch modules as JAX models: exported once, then translated through a table of operations."""

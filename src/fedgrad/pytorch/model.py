@@ -1,4 +1,4 @@
-"""A model that was a module: operations in JAX, called in order. Nothing here knows PyTorch."""
+"""A converted module: JAX operations called in order. This file does not depend on PyTorch."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +12,12 @@ import numpy as np
 from fedgrad.core.errors import ArgumentError, FederatedError, nearest
 from fedgrad.core.primitives import promoting
 from fedgrad.core.types import Key, Params
+from fedgrad.pytorch.operations.long import Long
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands for a value, by its name."""
+    """A reference to a value by its name."""
 
     name: str
 
@@ -25,47 +26,47 @@ class Ref:
 class Call:
     """An operation with its arguments, in which a `Ref` stands for a value."""
 
-    name: str  # of its result
-    target: str  # what PyTorch calls the operation
+    name: str  # the name of its result
+    target: str  # PyTorch's name of the operation
     operation: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    dtype: Any  # of the result; None if it is not one array
-    shape: tuple[int | None, ...]  # too; None where it depends on the number of examples
+    dtype: Any  # the dtype of the result; None if it is not a single array
+    shape: tuple[int | None, ...]  # the result's shape; None where it depends on the batch size
     draws: bool
-    where: str  # in the user's code
+    where: str  # its line in the user's code
 
 
 @dataclass(frozen=True)
 class Input:
-    """An argument: of any number of examples, in PyTorch's dtype."""
+    """An input with any number of examples, in PyTorch's dtype."""
 
     name: str
-    shape: tuple[int, ...]  # of one example
+    shape: tuple[int, ...]  # the shape of one example
     dtype: Any
 
 
 @dataclass(frozen=True)
 class Array:
-    """What a model has: an array of `params`, under its name there."""
+    """A parameter or buffer of a model, by its name in `params`."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: Any  # what it is computed with; in params it is a float
+    dtype: Any  # the dtype of the computation; in params it is a float
     trained: bool
 
 
-@dataclass(frozen=True, eq=False)  # itself alone, so that JAX can remember it
+@dataclass(frozen=True, eq=False)  # compared by identity, so that JAX can cache it
 class Model:
-    """`model(params, *inputs, key=None)`: what the module returns."""
+    """A callable, `model(params, *inputs, key=None)`, that returns what the module returns."""
 
     name: str
     training: bool
-    arrays: Mapping[str, Array]  # by the name of the value; tied ones have the same array
-    inputs: tuple[Any, ...]  # trees of Input
+    arrays: Mapping[str, Array]  # by the name of the value; tied parameters share an array
+    inputs: tuple[Any, ...]  # pytrees of Input
     constants: Mapping[str, Any]
     calls: tuple[Call, ...]
-    outputs: Any  # a tree with Refs
+    outputs: Any  # a pytree with Refs
 
     def __call__(self, params: Params, *inputs: Any, key: Key | None = None) -> Any:
         env: dict[str, Any] = dict(self.constants)
@@ -74,7 +75,7 @@ class Model:
         for name, array in self.arrays.items():
             value = jnp.asarray(params[array.name])
             value = value if array.trained else jax.lax.stop_gradient(value)
-            # A buffer of whole numbers is among the params as floats: derivatives are by floats.
+            # Integer buffers are stored in params as floats, because derivatives need floats.
             inexact = jnp.issubdtype(array.dtype, jnp.inexact)
             env[name] = value if inexact else value.astype(array.dtype)
         env |= self._read(inputs)
@@ -84,6 +85,7 @@ class Model:
                 if call.draws:
                     kwargs["noise"] = jax.random.fold_in(key, number)  # type: ignore[arg-type]
                 env[call.name] = self._result(call, args, kwargs)
+        self._check_outputs(env)
         return _filled(self.outputs, env)
 
     def __repr__(self) -> str:
@@ -102,10 +104,10 @@ class Model:
                 f"{self.name} has {call.target} ({call.where}), which JAX does not compute here: "
                 f"{said}. {_instead(call.target)}"
             ) from error
-        if call.dtype is not None and not _fits(jnp.shape(result), call.shape):
+        if call.dtype is not None and not _fits(_shape(result), call.shape):
             raise ArgumentError.here(
                 f"{self.name} has {call.target} ({call.where}), whose result has shape "
-                f"{jnp.shape(result)} here and {_any(call.shape)} in PyTorch. Either what was "
+                f"{_shape(result)} here and {_any(call.shape)} in PyTorch. Either what was "
                 "given as operations= is something else, or the module does something else with "
                 "this number of examples, as x.squeeze() does with one: x.squeeze(1)."
             )
@@ -119,7 +121,7 @@ class Model:
                 f"{self.name} was converted for inputs like {_like(self.inputs)}, but got "
                 f"{_like(given)}. Call model(params, x) with what the example had."
             )
-        values = [jnp.asarray(value) for value in values]
+        values = [self._array(value) for value in values]
         rows = {value.shape[:1] for value in values}
         for one, value in zip(wanted, values, strict=True):
             kinds = [_kind(d) for d in (one.dtype, value.dtype)]
@@ -141,7 +143,30 @@ class Model:
                 raise ArgumentError.here(
                     f"{self.name} got inputs of different numbers of examples: {_like(given)}."
                 )
-            yield one.name, value.astype(one.dtype)  # 200 * x is another number of an uint8
+            yield one.name, value.astype(one.dtype)  # e.g. 200 * x overflows in uint8
+
+    def _array(self, value: Any) -> jax.Array:
+        whole = isinstance(value, np.ndarray) and value.dtype.kind in "iu"
+        kept = jax.dtypes.canonicalize_dtype(value.dtype if whole else np.int32)
+        if whole and not fits(value, kept):
+            raise ArgumentError.here(
+                f"{self.name} got an input of {value.dtype.name} with numbers that {kept.name} "
+                "does not hold, and JAX has no wider ones switched on. Make them smaller, such as "
+                "x % size for places in a table, or switch 64 bits on before anything else: "
+                "jax.config.update('jax_enable_x64', True)."
+            )
+        return jnp.asarray(value)
+
+    def _check_outputs(self, env: Mapping[str, Any]) -> None:
+        made = {call.name: f", of {call.target} ({call.where})" for call in self.calls}
+        for leaf in jax.tree.leaves(self.outputs):
+            if isinstance(leaf, Ref) and isinstance(env[leaf.name], Long):
+                raise ArgumentError.here(
+                    f"{self.name} returns whole numbers of 64 bits, PyTorch's int64"
+                    f"{made.get(leaf.name, '')}: the 32 that JAX has may not hold them. Return "
+                    "y.int(), where 32 will do in PyTorch too; or switch 64 on before anything "
+                    "else: jax.config.update('jax_enable_x64', True)."
+                )
 
     def _check_params(self, params: Params) -> None:
         names = {array.name for array in self.arrays.values()}
@@ -175,30 +200,42 @@ class Model:
 
 
 def _kind(dtype: Any) -> Any:
-    """What an input may be in place of another: a mask of whole numbers is none of booleans. None
-    if it has no numbers."""
+    """Return the kind of numbers that an input must have, or None if it has no numbers. Kinds do
+    not mix: an integer mask is not accepted as a boolean one."""
     kinds = (jnp.complexfloating, jnp.floating, jnp.integer, jnp.bool_)
     return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), None)
 
 
+def fits(array: np.ndarray, kind: Any) -> bool:
+    """Whether whole numbers stay what they are as those of another kind."""
+    if array.dtype.kind not in "iu" or not array.size:
+        return True
+    limits = np.iinfo(kind)
+    return bool(limits.min <= array.min() and array.max() <= limits.max)
+
+
 def _holds(wanted: Any, given: Any) -> bool:
-    """Whether whole numbers stay what they are. Tokens are int32 or int64, as JAX is set."""
+    """Whether a cast keeps every integer. int64 tokens are accepted for int32, as JAX's x64 setting
+    decides which of them is used."""
     tokens = (wanted, given) == (jnp.int32, jnp.int64)
     return tokens or np.can_cast(given, wanted)
 
 
 @contextlib.contextmanager
 def _promoting() -> Iterator[None]:
-    """PyTorch promotes dtypes and ranks; what comes out has the dtype that it had there."""
+    """Promote dtypes and ranks as PyTorch does; results are cast to the dtype they have there."""
     with promoting(), jax.numpy_rank_promotion("allow"):
         yield
 
 
 def _as(result: Any, dtype: Any) -> Any:
-    if dtype is None or not hasattr(result, "astype") or result.dtype == dtype:
+    if dtype is None or not hasattr(result, "dtype") or result.dtype == dtype:
         return result
-    whole = [jnp.issubdtype(d, jnp.integer) for d in (result.dtype, dtype)]
-    return result if all(whole) else result.astype(dtype)  # tokens may stay int32
+    return result.astype(dtype)
+
+
+def _shape(result: Any) -> tuple[Any, ...]:
+    return result.shape if isinstance(result, Long) else jnp.shape(result)
 
 
 def _fits(shape: tuple[Any, ...], wanted: tuple[int | None, ...]) -> bool:
@@ -218,7 +255,7 @@ def _instead(name: str, it: str = "it", is_: str = "it is") -> str:
 
 
 def _filled(tree: Any, env: Mapping[str, Any]) -> Any:
-    """The tree with values in the place of their names."""
+    """Replace the references in a pytree by their values."""
     return jax.tree.map(
         lambda leaf: env[leaf.name] if isinstance(leaf, Ref) else leaf,
         tree,
@@ -238,7 +275,7 @@ def _like(inputs: tuple[Any, ...]) -> str:
 
 
 def unknown(names: Mapping[str, str], known: list[str], module: str) -> ArgumentError:
-    """Operations that are not in the table, each with the line of the user's that called it."""
+    """Return the error for unknown operations, each with the user's line that called it."""
     calls = "".join(f"\n  {name}  {where}" for name, where in names.items())
     (first, *_) = names
     return ArgumentError.here(

@@ -1,7 +1,7 @@
-"""From a module of PyTorch to a model in JAX, and back. The only file that imports torch.
+"""Converts PyTorch modules to JAX models and back. This is the only file that imports torch.
 
-`torch.export` gives a module as a graph of operations, for a batch of any size; the graph is read
-once, and what runs afterwards is JAX alone.
+`torch.export` turns a module into a graph of operations for any batch size. The graph is read once;
+what runs afterwards is only JAX.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ from fedgrad.pytorch.own_derivatives import (
 )
 from fedgrad.pytorch.reading import KNOWN, read
 
-_ONE_AT_A_TIME = threading.RLock()  # a conversion switches what is PyTorch's own, and back
+_ONE_AT_A_TIME = threading.RLock()  # a conversion temporarily changes global settings of PyTorch
 
 
 @known_arguments()
 def from_torch(
     module: Any, example: Any, *, operations: Mapping[str, Callable[..., Any]] = {}
 ) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
-    """A PyTorch module as a model in JAX: its parameters by name, and `model(params, x)`.
+    """Convert a PyTorch module to JAX: its parameters by name, and a function `model(params, x)`.
 
         params, model = fg.from_torch(module, torch.zeros(2, 1, 28, 28))
 
@@ -48,19 +48,28 @@ def from_torch(
             scores = model(params, batch["x"])
             return optax.softmax_cross_entropy_with_integer_labels(scores, batch["y"])
 
-    `example` is an input, or a tuple of several, with examples along the first axis; the model
-    takes any number of them. The module is taken in the mode it is in: in training mode dropout
-    needs a key, `model(params, x, key=key)`; for evaluation convert `module.eval()` too, its params
-    have the same names. Whatever JAX does with a function it does with the model: `jit`, `grad`,
-    `jvp`, `vmap` over params of many clients, `jax.export`.
+    The module is converted in its current mode. In training mode, dropout needs a key:
+    `model(params, x, key=key)`. For evaluation, convert `module.eval()` too; its parameters have
+    the same names. The model works with all of JAX's transformations: `jit`, `grad`, `jvp`, `vmap`
+    over the params of many clients, `jax.export`. Parameters with `requires_grad=False` and buffers
+    are part of `params`, but no derivative goes through them.
 
-    Parameters with `requires_grad=False` and buffers are in `params` too, but no derivative goes
-    through them. What does not work is refused here, by name: BatchNorm in training mode, modules
-    that change their buffers, that do something else for another number of examples or that say
-    themselves what their gradients are (a `torch.autograd.Function`, hooks, `torch.no_grad` inside
-    of `torch.autocast` or around a change in place), and operations that are not known.
-    `operations` says what those are: functions in JAX by their names,
-    `{"aten.erfinv.default": jax.scipy.special.erfinv}`.
+    Args:
+        module: A `torch.nn.Module`.
+        example: An input, or a tuple of several, with examples along the first axis. The model
+            accepts any number of examples.
+        operations: JAX functions for operations that are not known, by their names:
+            `{"aten.erfinv.default": jax.scipy.special.erfinv}`.
+
+    Returns:
+        A pair of `params`, a dict of arrays by name, and `model`.
+
+    Raises:
+        ArgumentError: The module has something that cannot be converted, which the message names:
+            BatchNorm in training mode, a buffer that changes, behavior that depends on the number
+            of examples, gradients of its own (a `torch.autograd.Function`, hooks, `torch.no_grad`
+            inside of `torch.autocast` or around an in-place change), or an operation that is not
+            known.
     """
     torch = _torch("fg.from_torch")
     _require_module(torch, module)
@@ -73,8 +82,15 @@ def from_torch(
 
 @known_arguments()
 def into_torch(module: Any, params: Params) -> Any:
-    """The module with these parameters, as training has left them: loaded in place, like
-    `load_state_dict`, and returned. Names and shapes have to be those of the module."""
+    """Load trained parameters into a module in place, like `load_state_dict`, and return it.
+
+    Args:
+        module: The `torch.nn.Module` that was converted with `fg.from_torch`.
+        params: Its parameters after training.
+
+    Raises:
+        ArgumentError: A name or a shape differs from the module's. Nothing is loaded then.
+    """
     torch = _torch("fg.into_torch")
     _require_module(torch, module)
     trained = dict(module.named_parameters())
@@ -103,7 +119,7 @@ def into_torch(module: Any, params: Params) -> Any:
 
 def _torch(what: str) -> Any:
     with needs(what, "torch"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, when it is first imported
+        warnings.simplefilter("ignore")  # torch emits warnings of its own when it is first imported
         import torch
 
         return torch
@@ -116,7 +132,7 @@ def _require_module(torch: Any, module: Any) -> None:
 
 def _examples(torch: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     def one(x: Any) -> Any:
-        if x is None:  # an input that is left out
+        if x is None:  # an optional input that is not given
             return None
         tensor = torch.as_tensor(x if isinstance(x, torch.Tensor) else np.asarray(x))
         if not tensor.ndim or not len(tensor):
@@ -124,21 +140,21 @@ def _examples(torch: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
                 f"The example has an input of shape {tuple(tensor.shape)}: give at least one "
                 "example, along the first axis."
             )
-        # A size of 1 would be taken for a fact about the module, and not for a batch of one.
+        # torch.export would specialize on a batch size of 1 and treat it as a constant.
         return torch.cat([tensor, tensor]) if len(tensor) == 1 else tensor
 
-    # Not of jax.tree, which sorts a dict: its order may matter to the module.
+    # Not jax.tree.map, which sorts dicts: the module may depend on their order.
     return tuple(torch.utils._pytree.tree_map(one, inputs))
 
 
 def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], known: Collection[str]) -> Any:
-    """The graph of a module, in which nothing is changed in place, as far as can be of operations
-    that are known."""
+    """Export the graph of a module, without in-place changes, and with known operations as far as
+    possible."""
     free = torch.export.ShapesCollection()
     for tensor in jax.tree.leaves(inputs):
         free[tensor] = {0: torch.export.Dim.DYNAMIC}
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # one operation for all of a transformer
+    torch.backends.mha.set_fastpath_enabled(False)  # it fuses a transformer into one operation
     try:
         with _quietly(), torch.enable_grad(), derivatives_checked(torch, module):
             made = torch.export.export(module, inputs, dynamic_shapes=free)
@@ -162,10 +178,10 @@ def _exported(torch: Any, module: Any, inputs: tuple[Any, ...], known: Collectio
 
 
 def _in_known_ones(torch: Any, made: Any, known: Collection[str]) -> Any:
-    """The graph with operations that are not known written with others, as PyTorch itself writes
-    them when it differentiates: so their derivatives are PyTorch's, too."""
+    """Decompose unknown operations in the way PyTorch does when it differentiates them, so that
+    their derivatives are PyTorch's as well."""
     ways, composite = torch.export.default_decompositions(), "CompositeImplicitAutograd"
-    tried: set[Any] = set()  # so that one that is written with itself is left, and refused
+    tried: set[Any] = set()  # an operation that decomposes into itself is left, and refused
     while found := {
         node.target
         for node in made.graph.nodes
@@ -181,7 +197,7 @@ def _in_known_ones(torch: Any, made: Any, known: Collection[str]) -> Any:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what torch.export prints of a module that it refuses: its own graph, twice. The error
+    """Suppress what torch.export prints about a module that it refuses: its graph, twice. The error
     says what is wrong."""
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     was, log.disabled = log.disabled, True
@@ -194,7 +210,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    """The line of the module's own code in which it was refused, as far as that is known."""
+    """Return the line of the module's code that was refused, if it is known."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
     if not frames:
         return ""

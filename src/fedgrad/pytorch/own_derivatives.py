@@ -1,9 +1,9 @@
-"""Where a module says itself what its derivatives are: `torch.export` tells its values alone.
+"""Handles modules that define their own derivatives, because `torch.export` captures only values.
 
-What it says by `torch.no_grad` is kept. The rest, a backward pass of its own and hooks on
-gradients, is Python that nothing in a graph stands for: it is refused.
+`torch.no_grad` is preserved. Custom backward passes and gradient hooks are Python code that no
+graph represents, so they are refused.
 
-Nothing is imported from torch here: whoever calls has it.
+This file does not import torch; the caller passes it in.
 """
 
 import contextlib
@@ -17,24 +17,24 @@ import jax
 from fedgrad.core.errors import ArgumentError
 from fedgrad.pytorch.reading import where
 
-_NO_GRAD = "wrap_with_set_grad_enabled"  # how a graph calls what ran under torch.no_grad
+_NO_GRAD = "wrap_with_set_grad_enabled"  # the operator for a region under torch.no_grad
 
 
 @contextlib.contextmanager
 def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
-    """Raise if the module, when it is called inside, takes derivatives in a way of its own.
+    """Raise if the module, when called inside this context, defines derivatives of its own.
 
-    Its inputs are differentiated, too, so that all that is between them and the outputs is seen.
+    Its inputs are made differentiable too, so that everything between inputs and outputs is seen.
     """
     _require_no_hooks(module)
     name = type(module).__name__
 
     def differentiated(_: Any, inputs: Any) -> Any:
         def one(x: Any) -> Any:
-            # Of a copy: a module may change what it is given, but not what is differentiated by.
+            # A copy, because a module may change its inputs in place, but not leaf tensors.
             return x.requires_grad_().clone() if x.is_floating_point() else x
 
-        # Not of jax.tree, which sorts a dict: its order may matter to the module.
+        # Not jax.tree.map, which sorts dicts: the module may depend on their order.
         return torch.utils._pytree.tree_map_only(torch.Tensor, one, inputs)
 
     def look(_: Any, __: Any, outputs: Any) -> None:
@@ -50,14 +50,14 @@ def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
     was, here = torch.Tensor.register_hook, threading.get_ident()
 
     def refused(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != here:  # which trains something meanwhile
+        if threading.get_ident() != here:  # another thread, which trains something meanwhile
             return was(*args, **kwargs)
         raise ArgumentError.here(f"{name} calls register_hook on a tensor. {_INSTEAD_OF_HOOKS}")
 
     outer = _regions(torch)
 
     class Grad(torch.overrides.TorchFunctionMode):
-        """Sees torch.no_grad inside of torch.autocast: the graph keeps the latter alone."""
+        """Detects torch.no_grad inside of torch.autocast: the graph keeps only the latter."""
 
         def __torch_function__(self, fun: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             switched = fun is torch._C._set_grad_enabled and args[0] != torch.is_grad_enabled()
@@ -82,7 +82,7 @@ def derivatives_checked(torch: Any, module: Any) -> Iterator[None]:
 
 
 def _regions(torch: Any) -> int:
-    """Of how many torch.autocast this is inside; one that is switched off counts, too."""
+    """Return the nesting depth of torch.autocast; disabled ones count, too."""
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
 
@@ -110,7 +110,7 @@ def _require_no_hooks(module: Any) -> None:
 
 
 def _own_functions(left: list[Any]) -> Iterator[Any]:
-    """The functions with backward passes in Python of which something is made."""
+    """Yield the functions with a Python backward pass among the ancestors of these nodes."""
     seen: set[Any] = {None}
     while left:
         node = left.pop()
@@ -119,14 +119,14 @@ def _own_functions(left: list[Any]) -> Iterator[Any]:
         seen.add(node)
         left += [before for before, _ in node.next_functions]
         own = getattr(node, "_forward_cls", None)
-        # An operation of torch.library is one in the graph, too: operations= says what it is.
+        # A torch.library operation is also a node of the graph, which operations= can define.
         if own is not None and not own.__name__.startswith("GeneratedBackwardFor_"):
             yield own
 
 
 def detach_without_grad(torch: Any, module: Any, exported: Any) -> None:
-    """What ran under `torch.no_grad` becomes a constant in the graph, which else would have
-    forgotten it."""
+    """Detach the results of `torch.no_grad` regions, which the exported graph would otherwise let
+    derivatives through."""
     held = exported.graph_signature
     kept = {**held.inputs_to_parameters, **held.inputs_to_buffers}
     for node in exported.graph.nodes:
@@ -136,10 +136,10 @@ def detach_without_grad(torch: Any, module: Any, exported: Any) -> None:
         graph = getattr(exported.graph_module, part.target).graph
         outside = dict(zip((n for n in graph.nodes if n.op == "placeholder"), given, strict=True))
         for inside in graph.nodes:
-            if _views(inside) and inside.args[0] in outside:  # what changes it changes that, too
+            if _views(inside) and inside.args[0] in outside:  # changing a view changes its base
                 outside[inside] = outside[inside.args[0]]
             changed = outside.get(inside.args[0]) if _changes(inside) else None
-            if changed is not None and changed.name not in kept:  # these are refused as such
+            if changed is not None and changed.name not in kept:  # these have their own error
                 raise ArgumentError.here(
                     f"{type(module).__name__} changes a value in place under torch.no_grad "
                     f"({where(inside)}): its derivative would be that of the value before. Write "
@@ -152,8 +152,8 @@ def detach_without_grad(torch: Any, module: Any, exported: Any) -> None:
 
 
 def without_copies(torch: Any, exported: Any) -> None:
-    """The graph without the copies of its inputs that looking at derivatives took: what draws is
-    numbered by its place."""
+    """Remove the copies of inputs that `derivatives_checked` added: random operations are numbered
+    by their position."""
     for node in list(exported.graph.nodes):
         copy = node.target is torch.ops.aten.clone.default
         if (
@@ -174,7 +174,7 @@ def _detached(torch: Any, graph: Any, node: Any) -> Any:
 
 
 def _views(node: Any) -> bool:
-    """Whether what a call returns is in the memory of its first argument."""
+    """Whether the result of a call shares memory with its first argument."""
     schema = getattr(node.target, "_schema", None)
     returns = [] if schema is None else schema.returns
     one_of_several = node.target is operator.getitem
@@ -182,6 +182,6 @@ def _views(node: Any) -> bool:
 
 
 def _changes(node: Any) -> bool:
-    """Whether a call changes its first argument."""
+    """Whether a call modifies its first argument."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable

@@ -1,6 +1,6 @@
-"""Reads the graph that `torch.export` has made of a module, into a `Model`.
+"""Translates the graph that `torch.export` made of a module into a `Model`.
 
-Nothing is imported from torch: its objects are looked at, and none of them stays.
+This file does not import torch: it inspects torch objects but keeps none of them.
 """
 
 import operator
@@ -14,17 +14,18 @@ import numpy as np
 
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.trace import CAPTURE_LIMIT
-from fedgrad.pytorch.model import Array, Call, Input, Model, Ref, unknown
-from fedgrad.pytorch.operations import DRAWS, OPERATIONS
+from fedgrad.pytorch.model import Array, Call, Input, Model, Ref, fits, unknown
+from fedgrad.pytorch.operations import DRAWS, OPERATIONS, computed
+from fedgrad.pytorch.operations.long import long
 
 KNOWN = {f"aten.{name}": fun for name, fun in OPERATIONS.items()}
-BATCH_NORM = "_native_batch_norm_legit"  # how the names begin of those that use the batch's own
+BATCH_NORM = "_native_batch_norm_legit"  # prefix of operations that use the batch's statistics
 
 
 def read(
     module: Any, exported: Any, operations: Mapping[str, Callable[..., Any]]
 ) -> tuple[dict[str, jax.Array], Model]:
-    """The parameters of a module, and the model that its graph is."""
+    """Return the parameters of a module and its graph as a `Model`."""
     _require_pure(module, exported)
     _require_any_number(module, exported)
     arrays, params = _arrays(module, exported)
@@ -44,8 +45,8 @@ def read(
 
 
 def _require_computed(model: Model, params: dict[str, jax.Array], exported: Any) -> None:
-    """Raise where an operation is known but not with these arguments: all are tried, of shapes
-    alone. A model that was converted runs."""
+    """Raise if a known operation does not support these arguments. All operations are traced with
+    shapes only, so that every converted model runs."""
     (inputs, _) = exported.example_inputs
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, _dtype(x.dtype)), inputs)
     key = jax.random.key(0) if any(call.draws for call in model.calls) else None
@@ -59,7 +60,7 @@ def _require_pure(module: Any, exported: Any) -> None:
         if BATCH_NORM in target and "no_training" not in target:
             raise ArgumentError.here(
                 f"{name} has BatchNorm in training mode ({where(node)}), or without running "
-                "statistics: it normalises by the other examples of a client's batch and changes "
+                "statistics: it normalizes by the other examples of a client's batch and changes "
                 "running statistics, which are not parameters: they would never be averaged. Use "
                 "torch.nn.GroupNorm, which needs neither; or, if it has running statistics, keep "
                 "them as they are: module.eval()."
@@ -82,10 +83,11 @@ def _require_pure(module: Any, exported: Any) -> None:
 
 
 def _require_any_number(module: Any, exported: Any) -> None:
-    """Raise where the graph is right for some numbers of examples only: then Python has looked."""
+    """Raise if the graph only holds for some numbers of examples, because Python code depended on
+    it."""
     wanted = set(exported.graph_signature.user_inputs)
     inputs = [node.meta["val"] for node in exported.graph.nodes if node.name in wanted]
-    rows = {str(tensor.shape[0]) for tensor in inputs}  # there are symbols for strides, too
+    rows = {str(tensor.shape[0]) for tensor in inputs}  # strides have symbols, too
     seen = []
     for symbol, numbers in exported.range_constraints.items():
         least, most = str(numbers.lower), str(numbers.upper)
@@ -95,7 +97,7 @@ def _require_any_number(module: Any, exported: Any) -> None:
     asked = [guard.expr for one in known for guard in one.guards]
     for one in asked:
         named = sorted(one.free_symbols, key=str)
-        alike = str(one.subs({symbol: named[0] for symbol in named}))  # all inputs have as many
+        alike = str(one.subs({symbol: named[0] for symbol in named}))  # all have equally many
         if named and {*map(str, named)} <= rows and alike != "True":
             seen.append(f"numbers with {re.sub('|'.join(map(str, named)), 'examples', str(one))}")
     for shown in seen:
@@ -108,14 +110,14 @@ def _require_any_number(module: Any, exported: Any) -> None:
 
 
 def _arrays(module: Any, exported: Any) -> tuple[dict[str, Array], dict[str, Any]]:
-    """What the graph's parameters and buffers are, and their values; tied ones are one."""
+    """Return the parameters and buffers of the graph, and their values; tied ones appear once."""
     own = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
     first = {id(tensor): name for name, tensor in (own | buffers).items()}
     every = dict(module.named_parameters(remove_duplicate=False))
     every |= dict(module.named_buffers(remove_duplicate=False))
     arrays, params = {}, {name: _value(name, tensor) for name, tensor in own.items()}
-    number = next((p.dtype for p in params.values()), jnp.float32)  # what others come as
+    number = next((p.dtype for p in params.values()), jnp.float32)  # the dtype for other arrays
     used = {node.name for node in exported.graph.nodes if node.users}
     signature = exported.graph_signature
     named = signature.inputs_to_parameters | signature.inputs_to_buffers
@@ -132,7 +134,7 @@ def _arrays(module: Any, exported: Any) -> tuple[dict[str, Array], dict[str, Any
 
 
 def _value(name: str, tensor: Any, number: Any = jnp.float32) -> jax.Array:
-    """As an array of floats: whole numbers and booleans as floats of the others' kind."""
+    """Return a float array. Integers and booleans become floats of the dtype `number`."""
     array = _numpy(tensor)
     if str(tensor.dtype) == "torch.float64" and _dtype(tensor.dtype) != np.float64:
         raise ArgumentError.here(
@@ -145,11 +147,16 @@ def _value(name: str, tensor: Any, number: Any = jnp.float32) -> jax.Array:
         raise ArgumentError.here(
             f"{name!r} is a {tensor.dtype} that floats do not hold exactly, and params are floats."
         )
+    if not fits(array, _dtype(tensor.dtype)):
+        raise ArgumentError.here(
+            f"{name!r} has whole numbers of 64 bits, which JAX does not have switched on: "
+            "jax.config.update('jax_enable_x64', True) before anything else."
+        )
     return jnp.asarray(array, number)
 
 
 def _constants(exported: Any) -> dict[str, Any]:
-    """Tensors that the module's code writes down."""
+    """Return the tensors that the module's code creates as constants."""
     found = {}
     for value, target in exported.graph_signature.inputs_to_lifted_tensor_constants.items():
         array = _numpy(exported.constants[target])
@@ -159,26 +166,34 @@ def _constants(exported: Any) -> dict[str, Any]:
                 "too many numbers to be written into a program that is sent to clients. Keep "
                 "it: self.register_buffer(...)."
             )
-        found[value] = array.astype(_dtype(array.dtype))
+        kind = _dtype(array.dtype)
+        found[value] = array.astype(kind) if fits(array, kind) else long(array)
     return found
 
 
 def _numpy(tensor: Any) -> np.ndarray:
     tensor = tensor.detach().cpu()
-    narrow = str(tensor.dtype) == "torch.bfloat16"  # which NumPy does not have
+    narrow = str(tensor.dtype) == "torch.bfloat16"  # NumPy has no bfloat16
     return np.array((tensor.float() if narrow else tensor).numpy())
 
 
 def _dtype(dtype: Any) -> Any:
     """PyTorch's or NumPy's dtype as JAX has it now: int32 for int64, unless that is switched on."""
-    return jax.dtypes.canonicalize_dtype(str(dtype).removeprefix("torch."))
+    name = str(dtype).removeprefix("torch.")
+    found = jax.dtypes.canonicalize_dtype(name)
+    if name == "uint64" and found != np.uint64:
+        raise ArgumentError.here(
+            "The module has whole numbers of type uint64, which JAX does not have switched on. "
+            "Take int64, or jax.config.update('jax_enable_x64', True) before anything else."
+        )
+    return found
 
 
 def _inputs(exported: Any) -> tuple[Any, ...]:
     nodes = {node.name: node for node in exported.graph.nodes}
     described: list[Any] = []
     for name in exported.graph_signature.user_inputs:
-        if name is None:  # an input that is left out
+        if name is None:  # an optional input that is not given
             described.append(None)
             continue
         tensor = nodes[name].meta["val"]
@@ -201,7 +216,7 @@ def _outputs(module: Any, exported: Any) -> Any:
 
 
 def _live(graph: Any) -> list[Any]:
-    """The calls that the outputs depend on."""
+    """Return the calls that the outputs depend on."""
     (output,) = [node for node in graph.nodes if node.op == "output"]
     wanted = set(output.all_input_nodes)
     live = []
@@ -227,7 +242,7 @@ def _calls(nodes: list[Any], table: Mapping[str, Callable[..., Any]], name: str)
         yield Call(
             node.name,
             _name(node),
-            node.target if _is_python(node) else table[_name(node)],
+            _operation(node, table),
             args,
             kwargs,
             *_dtype_and_shape(node.meta["val"]),
@@ -236,8 +251,18 @@ def _calls(nodes: list[Any], table: Mapping[str, Callable[..., Any]], name: str)
         )
 
 
+def _operation(node: Any, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    if _is_python(node):
+        return node.target  # type: ignore[no-any-return]
+    fun, value = table[_name(node)], node.meta["val"]
+    if fun is not KNOWN.get(_name(node)):  # the user's own
+        return fun
+    is_long = str(getattr(value, "dtype", "")) == "torch.int64"
+    return computed(_name(node).removeprefix("aten."), _dtype_and_shape(value)[0], is_long)
+
+
 def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int | None, ...]]:
-    """The dtype of a tensor, and its shape where that is always the same."""
+    """Return the dtype of a tensor and its shape, with None for sizes that vary."""
     if not hasattr(value, "dtype"):
         return None, ()
     return _dtype(value.dtype), tuple(n if isinstance(n, int) else None for n in value.shape)
@@ -247,18 +272,21 @@ _OF_MEMORY = ("device", "layout", "memory_format", "non_blocking", "pin_memory",
 
 
 def _name(node: Any) -> str:
-    """`aten.relu.default`; or what it is called, if it is none of PyTorch's operations."""
+    """Return a name like `aten.relu.default`, or the function's name if it is not a PyTorch
+    operation."""
     target = node.target
     return str(target) if hasattr(target, "_schema") else getattr(target, "__name__", str(target))
 
 
 def _is_python(node: Any) -> bool:
-    """Arithmetic of sizes, and one of several results."""
+    """Whether a node is Python arithmetic on sizes, or takes one of several results."""
     return getattr(node.target, "__module__", "") == operator.add.__module__
 
 
-_DTYPES = {f"torch.{kind}" for kind in ("bool", "float16", "bfloat16", "float32", "float64")} | {
-    f"torch.{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+_DTYPES = {
+    *(f"torch.{kind}" for kind in ("bool", "float16", "bfloat16", "float32", "float64")),
+    *(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *("torch.complex64", "torch.complex128"),
 }
 
 
@@ -271,7 +299,7 @@ def _argument(value: Any) -> Any:
 
 
 def where(node: Any) -> str:
-    """The user's line that called an operation, as PyTorch has noted it."""
+    """Return the user's line that called an operation, from PyTorch's stack trace."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     places = [i for i, line in enumerate(lines) if line.strip().startswith("File ")]
     own = [i for i in places if "site-packages" not in lines[i]] or places
@@ -279,5 +307,5 @@ def where(node: Any) -> str:
         return "in its forward"
     file, _, rest = lines[own[-1]].strip().removeprefix("File ").partition(", line ")
     after = [line.strip() for line in lines[own[-1] + 1 :][:1]]
-    code = "".join(f": {line}" for line in after if not line.startswith("File "))  # may be unknown
+    code = "".join(f": {line}" for line in after if not line.startswith("File "))  # may be missing
     return f"{file.strip(chr(34)).rpartition('/')[2]}:{rest.partition(',')[0]}{code}"

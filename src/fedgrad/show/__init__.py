@@ -1,6 +1,6 @@
-"""How plans look: as text, as a picture, and beside the plans of their derivatives."""
+"""Renderings of plans: as text, as a picture, and as a comparison with the plans of derivatives."""
 
-from fedgrad.plan.plan import install_looks
+from fedgrad.planning.plan import install_looks
 from fedgrad.show.draw import html, svg
 from fedgrad.show.text import text
 

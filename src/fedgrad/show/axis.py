@@ -1,4 +1,4 @@
-"""Where the ticks of an axis go, and where a value is on it."""
+"""Chart axes: the positions of ticks and of values."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ Unit = Literal["", "bytes", "percent"]
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values, drawn linearly or by their logarithm."""
+    """A range of values on a linear or a logarithmic scale."""
 
     low: float
     high: float
@@ -20,7 +20,7 @@ class Axis:
     unit: Unit = ""
 
     def place(self, value: float) -> float:
-        """0 at the low end, 1 at the high end."""
+        """Return the position of a value: 0 at the low end, 1 at the high end."""
         places = [float(value), self.low, self.high]
         if self.logarithmic:
             places = [math.log(max(place, 1e-300)) for place in places]
@@ -28,7 +28,7 @@ class Axis:
         return (value - low) / (high - low)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round numbers within the range, at most so many."""
+        """Return at most `most` round numbers within the range."""
         if self.logarithmic:
             return _decades(self.low, self.high, most)
         power = 10.0 ** math.floor(math.log10((self.high - self.low) / most))
@@ -40,7 +40,7 @@ class Axis:
         return [i * step for i in range(first, last + 1)]
 
     def label(self, value: float) -> str:
-        """A tick, with no more digits than it needs."""
+        """Format a tick with no more digits than it needs."""
         if self.unit == "bytes":
             return memory(value).replace(".0 ", " ")
         if self.unit == "percent":
@@ -51,8 +51,8 @@ class Axis:
 def axis(
     values: Iterable[float], zero: bool = False, unit: Unit = "", logarithmic: bool | None = None
 ) -> Axis:
-    """An axis for these values, with a little room; logarithmic if they differ very much, unless
-    it is said."""
+    """Return an axis that fits these values with a small margin. By default the scale is
+    logarithmic if the values are positive, not percentages, and span more than a factor of 30."""
     found = [float(v) for v in values if math.isfinite(v)]
     low, high = min(found, default=0.0), max(found, default=1.0)
     if zero:
@@ -62,7 +62,7 @@ def axis(
     if low > 0 and logarithmic:
         return Axis(low / 1.15, high * 1.15, logarithmic=True, unit=unit)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
-    # Values that are never negative get no room below zero.
+    # If no value is negative, the margin does not extend below zero.
     return Axis(max(low - room, 0.0) if low >= 0 else low - room, high + room, unit=unit)
 
 

@@ -1,9 +1,9 @@
-"""Charts as data, and as SVG. Reports, experiments and notebooks show these and no others.
+"""Charts as data and as SVG, shared by reports, experiments and notebooks.
 
-They are drawn here and not by a plotting library, because a report is one file that works offline,
-shows the values under the pointer, turns dark with the reader's setting, and has words that stay
-readable on a phone. A `Chart` in a report is HTML (report/charts.py); a `Figure` is an SVG that
-any viewer shows, for a page or a notebook.
+They are drawn here instead of by a plotting library, because a report is a single file that works
+offline, shows values under the pointer, follows the reader's dark mode and keeps its text readable
+on a phone. A report renders a `Chart` as HTML (reports/chart_html.py); a `Figure` is an SVG that
+any viewer displays, for a page or a notebook.
 """
 
 import itertools
@@ -18,21 +18,21 @@ from fedgrad.show.pen import document, in_a_page, text_width, words
 
 __all__ = ["Axis", "Chart", "Curve", "Figure", "alike", "axis"]
 
-GAP, LABELS, HEADING, BELOW = 22, 50, 26, 24  # pixels between plots, and around each
+GAP, LABELS, HEADING, BELOW = 22, 50, 26, 24  # pixels between and around plots
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts in rows, with one legend."""
+    """Rows of charts with one shared legend."""
 
     rows: Sequence[Sequence[Chart]]
 
     def svg(self) -> str:
-        """The figure as a self-contained SVG, for light and dark paper."""
+        """Return the figure as a self-contained SVG for light and dark backgrounds."""
         return _svg(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the SVG."""
+        """Write the figure to an SVG file."""
         Path(path).write_text(self.svg(), encoding="utf-8")
 
     def _repr_svg_(self) -> str:
@@ -43,7 +43,7 @@ class Figure:
 
 
 def alike(charts: Iterable[Chart]) -> list[Chart]:
-    """The same charts on one y axis, to be compared."""
+    """Return the same charts with one shared y axis, so that they can be compared."""
     charts = list(charts)
     curves = [curve for chart in charts for curve in chart.curves]
     shared = axis((y for curve in curves for y in heights(curve)), unit=charts[0].y_unit)
@@ -69,7 +69,8 @@ def _svg(figure: Figure) -> str:
 
 
 def _lefts(ups: Sequence[Axis], wide: float) -> list[float]:
-    """Where the plots of a row begin: another axis than the last one's needs room for labels."""
+    """Return the left edge of each plot in a row. A plot whose y axis differs from the previous
+    one's needs room for its own labels."""
     lefts = [float(LABELS + GAP)]
     for before, up in itertools.pairwise(ups):
         lefts.append(lefts[-1] + wide + GAP + (0 if up == before else LABELS))
@@ -81,14 +82,14 @@ def _width(ups: Sequence[Axis], wide: float) -> float:
 
 
 def _legend(curves: Sequence[Curve], whole: float) -> tuple[Html, float]:
-    """Keys and names in lines, and where the last of them ends."""
+    """Draw the keys and names of the curves, line by line; return them and where they end."""
     x, y = float(LABELS + GAP), 22
     parts: list[Html] = []
     for curve in curves:
         width = 34 + text_width(curve.name, 12)
         if x + width > whole and parts:
             x, y = LABELS + GAP, y + 20
-        parts += [stroke(curve, key(curve, x, y - 4)), words(x + 32, y, curve.name, colour="quiet")]
+        parts += [stroke(curve, key(curve, x, y - 4)), words(x + 32, y, curve.name, color="quiet")]
         x += width + 12
     return element("g", parts), y + 10 if parts else 0
 
@@ -107,7 +108,8 @@ def _row(
         yield element("path", class_="stroke-line", d=f"M{x} {y + high}h{wide}")
         for t in one.across.ticks(6 if wide > 300 else 4):
             place = one.across.place(t)
-            # Inside of the plot at its ends, so that it does not touch the neighbour's.
+            # Align the labels at both ends inwards, so that they do not touch the neighboring
+            # plot's.
             side = "start" if place < 0.02 else "end" if place > 0.98 else "middle"
             yield words(x + wide * place, y + high + 15, one.across.label(t), 12, "quiet", side)
         if i == 0 or one.up != all_drawn[i - 1].up:

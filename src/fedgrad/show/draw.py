@@ -1,7 +1,7 @@
-"""A plan as a picture: time runs to the right, the server is on top, one lane per placement.
+"""Draws a plan: time runs to the right, the server is on top, with one lane per placement.
 
-Everything gets its horizontal place first (`_Columns`), because how wide things are decides
-which links need a detour below the lane, and that decides how high the lanes are.
+Horizontal positions come first (`_Columns`): the widths decide which links need a detour below
+their lane, and the detours decide how high the lanes are.
 """
 
 import math
@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import quoteattr
 
 from fedgrad.core.graph import SERVER
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.plan import Plan
 from fedgrad.show.naming import Work
 from fedgrad.show.outline import Frame, Item, Link, Outline, Part, Round, Size, Visit, outline
 from fedgrad.show.pen import Pen, document, in_a_page, text_width
 from fedgrad.show.text import summary
 
 BOX, LINE, GUTTER, INSET, PAD, SLOT, TRACK = 42, 15, 22, 11, 12, 96, 28
-LONGEST = 26  # characters of a name before it is cut; the whole name is its tooltip
+LONGEST = 26  # characters of a name before it is shortened; the tooltip has the full name
 
 
 def svg(plan: Plan) -> str:
-    """The federated graph of a plan as a self-contained SVG."""
+    """Return the federated graph of a plan as a self-contained SVG."""
     return _Picture(plan, outline(plan)).document()
 
 
 def html(plan: Plan) -> str:
-    """The same as part of a notebook."""
+    """Return the federated graph of a plan as HTML for a notebook."""
     return in_a_page(svg(plan))
 
 
@@ -36,7 +36,7 @@ def shortened(name: str, most: int = LONGEST) -> str:
 
 @dataclass
 class _Columns:
-    """Where things are from left to right."""
+    """The horizontal positions of everything in the drawing."""
 
     shown: Outline
     x: float
@@ -62,7 +62,7 @@ class _Columns:
         self.x += wide + 2 * margin
 
     def round(self, item: Round) -> None:
-        """Lower lanes get wider boxes, so that their arrows pass the boxes above outside."""
+        """Give lower lanes wider boxes, so that their arrows pass outside the boxes above."""
         order = list(self.shown.lanes)
         visits = sorted(item.visits, key=lambda v: order.index(v.placement))
         inner = max(_visit_width(v) - 2 * GUTTER * i for i, v in enumerate(visits))
@@ -110,7 +110,7 @@ class _Picture(Pen):
 
     def document(self) -> str:
         shown, lanes = self.shown, list(self.shown.lanes)
-        self.colour = {lane: f"p{0 if i == 0 else (i - 1) % 4 + 1}" for i, lane in enumerate(lanes)}
+        self.color = {lane: f"p{0 if i == 0 else (i - 1) % 4 + 1}" for i, lane in enumerate(lanes)}
         names = {lane: _ends(shown.arguments[lane]) for lane in lanes}
         gives = {lane: _ends(shown.results[lane]) for lane in lanes}
         heads = [text_width(shown.lanes[lane], 13, bold=True) for lane in lanes]
@@ -125,7 +125,7 @@ class _Picture(Pen):
         deepest = max(at.depth.values(), default=-1) + 1
         self.head = 46 + 16 * len(caption) + PAD
         y = self.top = self.head + 22 * deepest + 24
-        self.y: dict[str, float] = {}  # the middle of the boxes of each lane
+        self.y: dict[str, float] = {}  # the vertical center of the boxes of each lane
         tracks = {lane: self.detours(lane) for lane in lanes}
         for lane in lanes:
             more = LINE * max(0, len(names[lane]) - 2, len(gives[lane]) - 2)
@@ -133,7 +133,7 @@ class _Picture(Pen):
             high = BOX + 2 * PAD + max(below, more)
             self.y[lane] = y + PAD + BOX / 2
             self.rect("lane", PAD, y, width - 2 * PAD, high, 8)
-            self.rect(self.colour[lane], PAD, y, 4, high, 2)
+            self.rect(self.color[lane], PAD, y, 4, high, 2)
             self.ends(lane, names[lane], gives[lane], y)
             y += high + 46
         self.bottom = y - 46 + PAD
@@ -148,24 +148,24 @@ class _Picture(Pen):
         parts = [*self.ground, *self.lines, *self.front]
         return document(width, height, title, ". ".join(caption), parts)
 
-    # --- what is drawn --------------------------------------------------------------------
+    # --- drawing ---------------------------------------------------------------------------
 
     def ends(self, lane: str, names: list[str], gives: list[str], top: float) -> None:
-        """The heading and the arguments on the left, the results on the right."""
-        self.write(2 * PAD + 4, top + 22, self.shown.lanes[lane], 13, self.colour[lane], bold=True)
+        """Write the lane's heading and arguments on the left and its results on the right."""
+        self.write(2 * PAD + 4, top + 22, self.shown.lanes[lane], 13, self.color[lane], bold=True)
         y, first = self.y[lane], top + 42
         for i, name in enumerate(names):
             self.write(2 * PAD + (22 if lane != SERVER else 4), first + LINE * i, name, 11, "ink")
         if names and lane != SERVER:
-            self.store(2 * PAD + 5, first - 10, self.colour[lane])
+            self.store(2 * PAD + 5, first - 10, self.color[lane])
         if lane == SERVER:
-            # Branches are drawn side by side, but nothing goes from one to the next.
+            # Branches are drawn side by side, but nothing flows from one to the next.
             ways = [f for f in self.at.depth if f.kind == "cond"]
             starts = sorted(self.at.spans[part][0] for f in ways for part in f.parts[1:])
             for x, end in zip([self.left, *starts], [*starts, self.right], strict=True):
                 cut, stop = PAD * (x != self.left), PAD * (end != self.right)
                 arrow = bool(stop or gives)
-                self.line([(x + cut, y), (end - stop, y)], self.colour[lane], arrow)
+                self.line([(x + cut, y), (end - stop, y)], self.color[lane], arrow)
         lowest = y + 4 - LINE * (min(len(gives), 2) - 1) / 2
         for i, name in enumerate(gives):
             self.write(self.right + 8, lowest + LINE * i, name, 11, "ink")
@@ -187,25 +187,25 @@ class _Picture(Pen):
 
     def visit(self, visit: Visit) -> None:
         (left, right), lane = self.at.spans[visit], visit.placement
-        y, colour, server = self.y[lane], self.colour[lane], self.y[SERVER]
+        y, color, server = self.y[lane], self.color[lane], self.y[SERVER]
         self.box(visit.work, left, right, lane)
         label = y - BOX / 2 - PAD - 30  # in the space above the lane
         if visit.down:
             x = left + INSET
-            self.line([(x, server), (x, y - BOX / 2)], colour)
-            self.dot(x, server, colour)
+            self.line([(x, server), (x, y - BOX / 2)], color)
+            self.dot(x, server, color)
             self.sizes(x + 7, label, visit.down, "start")
         if visit.up:
             x = right - INSET
-            self.line([(x, y - BOX / 2), (x, server + 9)], colour)
-            self.sum(x, server, colour)
+            self.line([(x, y - BOX / 2), (x, server + 9)], color)
+            self.sum(x, server, color)
             self.sizes(x - 7, label, visit.up, "end")
         if visit.own:
             x, below = (left + right) / 2, y + BOX / 2
             name = shortened(", ".join(visit.own))
             start = x - text_width(name, 11) / 2 - 2
-            self.line([(start, below + 14), (start, below)], colour)
-            self.store(start - 5.5, below + 14, colour)
+            self.line([(start, below + 14), (start, below)], color)
+            self.store(start - 5.5, below + 14, color)
             self.write(start + 11, below + 24, name, 11, "ink")
 
     def frame(self, frame: Frame) -> None:
@@ -227,9 +227,9 @@ class _Picture(Pen):
             self.messages(part.items)
 
     def link(self, link: Link, track: int | None) -> None:
-        """What a client keeps: straight to the next box, or below the boxes in between."""
+        """Draw what a client keeps: straight to the next box, or below the boxes in between."""
         start, end = self.reach(link)
-        y, colour = self.y[link.placement], self.colour[link.placement]
+        y, color = self.y[link.placement], self.color[link.placement]
         stays = link.end is None
         path = [(start, y), (end, y)]
         if track is not None:
@@ -243,9 +243,9 @@ class _Picture(Pen):
             else:
                 path += [(end - INSET, low), (end - INSET, y), (end, y)]
             y = low
-        self.line(path, colour, dash=not stays)
+        self.line(path, color, dash=not stays)
         if isinstance(link.start, Part):
-            return  # the other end of the same pass says how much it is
+            return  # the link at the other end of this iteration is labeled with the size
         column = self.at.column[link.start] if isinstance(link.start, Visit) else (start, start)
         x = column[1] + SLOT / 2
         self.write(x, y - 4, "result" if stays else "keeps", 10.5, "quiet", "middle")
@@ -258,7 +258,7 @@ class _Picture(Pen):
         return start, self.at.spans[link.end][1 if isinstance(link.end, Part) else 0]
 
     def detours(self, lane: str) -> dict[Link, int]:
-        """Links with a box in between, each with the first track that is free there."""
+        """Map each link that has a box in its way to the first free track below the lane."""
         links = [link for link in self.shown.links if link.placement == lane]
         ends = {end for link in links for end in (link.start, link.end) if isinstance(end, Frame)}
         boxes = [
@@ -282,7 +282,7 @@ class _Picture(Pen):
 
     def box(self, work: Work, left: float, right: float, lane: str) -> None:
         y, middle = self.y[lane], (left + right) / 2
-        self.rect("box", left, y - BOX / 2, right - left, BOX, 5, self.colour[lane], work.title)
+        self.rect("box", left, y - BOX / 2, right - left, BOX, 5, self.color[lane], work.title)
         if work.title:
             self.write(middle, y - 3, shortened(work.title), 12, "ink", "middle", mono=True)
         self.write(middle, y + (13 if work.title else 4), work.detail, 11, "quiet", "middle")

@@ -1,4 +1,4 @@
-"""A chart as data, and its curves on axes: what a page and a picture have in common."""
+"""A chart as data, and its curves drawn on axes: shared by reports (HTML) and figures (SVG)."""
 
 import functools
 import math
@@ -19,41 +19,42 @@ LOOKS: dict[Look, dict[str, Any]] = {
     "dashed": {"stroke_width": 2, "stroke_dasharray": "5 4", "stroke_linecap": "butt"},
     "dots": {"stroke_width": 7, "opacity": 0.6},
     "bars": {"stroke_width": 0},
-    # In the background: these are not told under the pointer.
+    # In the background; the pointer does not show their values.
     "thin": {"stroke_width": 1.2, "opacity": 0.8},
     "broad": {"stroke_width": 10, "opacity": 0.3},
     "faint": {"stroke_width": 1, "opacity": 0.28},
 }
 ENDS = {"stroke_linecap": "round", "stroke_linejoin": "round", "fill": "none"}
 MARK = {**ENDS, "stroke_width": 6}
-BARS = 0.5  # so that what is behind is seen, too
-FAR = 8.0  # curves that leave what the first one spans by this factor are cut
+BARS = 0.5  # opacity, so that curves behind the bars stay visible
+FAR = 8.0  # curves that leave the range of the first curve by this factor are cut off
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over x; what is not finite is left out. `band`: the low and the high end of a range
-    around them. `colour`: p0 to p4, or line. `marks`: a dot at each of the values. Bars stand side
-    by side, from 0 to the value."""
+    """Values over x. Values that are not finite are left out. `band` is the low and the high end of
+    a range around the values, `color` is one of p0 to p4 or line, and `marks` draws a dot at each
+    value. Bars stand side by side and reach from 0 to the value."""
 
     name: str
     x: Numbers
     y: Numbers
-    colour: str = "p0"
+    color: str = "p0"
     look: Look = "line"
     band: tuple[Numbers, Numbers] | None = None
     marks: bool = False
 
     @property
     def told(self) -> bool:
-        """Whether its values are shown under the pointer, and decide how high the chart is."""
+        """Whether the pointer shows the curve's values, and they determine the range of the y
+        axis."""
         return self.look in ("line", "dashed", "dots", "bars")
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over axes. The first curve is what it is about: it is on top, and shown whole unless
-    the axes are given."""
+    """Curves on two axes. The first curve is the subject of the chart: it is drawn on top, and
+    entirely visible unless the axes are given."""
 
     heading: str
     curves: Sequence[Curve]
@@ -68,7 +69,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A chart with its axes, and remarks on what does not fit on them."""
+    """A chart with its axes, and remarks about values that lie outside of them."""
 
     curves: Sequence[Curve]
     across: Axis
@@ -76,7 +77,7 @@ class Drawn:
     remarks: Sequence[str]
 
     def paths(self, wide: float, high: float) -> list[Html]:
-        """The grid, bands and curves, in a drawing of this size; what is on top comes last."""
+        """Return the grid, bands and curves for a drawing of this size, topmost elements last."""
         lines = (f"M0 {high * (1 - self.up.place(t)):.1f}H{wide}" for t in self.up.ticks())
         return [
             *(element("path", class_="grid stroke-round", d=d) for d in lines),
@@ -91,13 +92,13 @@ class Drawn:
         ends = [(x, y) for x, y in [*low, *reversed(top)] if math.isfinite(y)]
         points = [self._place(x, y, wide, high) for x, y in ends]
         return element(
-            "path", class_=f"fill-{curve.colour}", opacity=0.18, d=f"M{'L'.join(points)}Z"
+            "path", class_=f"fill-{curve.color}", opacity=0.18, d=f"M{'L'.join(points)}Z"
         )
 
     def _marks(self, curve: Curve, wide: float, high: float) -> Html:
         there = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(y)]
         d = "".join(f"M{self._place(x, y, wide, high)}h0" for x, y in there)
-        return element("path", class_=f"curve stroke-{curve.colour}", **MARK, d=d)
+        return element("path", class_=f"curve stroke-{curve.color}", **MARK, d=d)
 
     def _bars(self, curve: Curve, wide: float, high: float) -> Html:
         x = [float(v) for v in curve.x]
@@ -109,7 +110,7 @@ class Drawn:
             for v, y in zip(x, curve.y, strict=True)
             if y
         )
-        return element("path", class_=f"fill-{curve.colour}", opacity=BARS, d=d)
+        return element("path", class_=f"fill-{curve.color}", opacity=BARS, d=d)
 
     def _path(self, curve: Curve, wide: float, high: float) -> Html:
         if curve.look == "bars":
@@ -121,18 +122,18 @@ class Drawn:
                 continue
             steps.append(("L" if pen_down else "M") + self._place(x, y, wide, high))
             pen_down = curve.look != "dots"
-        # A single point is a line of no length, which a round cap makes visible.
+        # A single point is a line of length zero, which a round cap makes visible.
         end = "h0" if curve.look == "dots" or len(steps) == 1 else ""
         return stroke(curve, "".join(step + end for step in steps))
 
     def _place(self, x: float, y: float, wide: float, high: float) -> str:
-        # Far outside is as good as anywhere outside, and keeps numbers short.
+        # Clip values far outside the plot: they are invisible anyway, and the numbers stay short.
         height = min(max(self.up.place(y), -2.0), 3.0)
         return f"{wide * self.across.place(x):.1f} {high * (1 - height):.1f}"
 
 
 def drawn(chart: Chart) -> Drawn:
-    """A chart on its axes: those that it has, or axes that fit."""
+    """Put a chart on its own axes, or on axes that fit its values."""
     curves = [curve for curve in chart.curves if len(curve.x)]
     places = (x for curve in curves for x in curve.x)
     across = chart.x_axis or axis(places, zero=True, unit=chart.x_unit)
@@ -143,7 +144,7 @@ def drawn(chart: Chart) -> Drawn:
 
 
 def named(curves: Iterable[Curve]) -> list[Curve]:
-    """Of curves with the same name the first: what a legend says."""
+    """Return the first curve of each name, for a legend."""
     found: dict[str, Curve] = {}
     for curve in curves:
         found.setdefault(curve.name, curve)
@@ -151,15 +152,15 @@ def named(curves: Iterable[Curve]) -> list[Curve]:
 
 
 def stroke(curve: Curve, d: str) -> Html:
-    """A line that looks like this curve."""
+    """Return a path with the color and the line style of this curve."""
     if curve.look == "bars":
-        return element("path", class_=f"fill-{curve.colour}", opacity=BARS, d=d)
+        return element("path", class_=f"fill-{curve.color}", opacity=BARS, d=d)
     look = ENDS | LOOKS[curve.look]
-    return element("path", class_=f"curve stroke-{curve.colour}", **look, d=d)
+    return element("path", class_=f"curve stroke-{curve.color}", **look, d=d)
 
 
 def heights(curve: Curve) -> Iterator[float]:
-    """All of its values, and the ends of its band."""
+    """Yield all values of a curve and of the edges of its band."""
     yield from curve.y
     for edge in curve.band or ():
         yield from edge
@@ -168,14 +169,14 @@ def heights(curve: Curve) -> Iterator[float]:
 def _vertical(
     curves: Sequence[Curve], across: Axis, x_name: str, unit: Unit
 ) -> tuple[Axis, list[str]]:
-    """The y axis, and remarks on what does not fit on it.
+    """Return the y axis and remarks about values that lie outside of it.
 
-    A curve that runs far away from the first one is cut, and a remark says so, because otherwise a
-    run that diverges would flatten all others.
+    A curve that runs far away from the first one is cut off, with a remark, because otherwise a
+    diverging run would flatten all others.
     """
     finite = [[y for y in curve.y if math.isfinite(y)] for curve in curves]
     told = [ys for curve, ys in zip(curves, finite, strict=True) if curve.told and ys]
-    # A start is common to all curves, so it is always shown.
+    # All curves start at about the same value, so the start is always shown.
     whole = [*(told or finite or [[]])[0], *(ys[0] for ys in told)]
     low, high = min(whole, default=0.0), max(whole, default=1.0)
     room = (FAR - 1) * max(high - low, 0.1 * abs(high), 1e-12)
@@ -200,7 +201,7 @@ def _vertical(
 
 
 def key(curve: Curve, x: float = 1, y: float = 5) -> str:
-    """The stroke that stands for a curve in a legend."""
+    """Return the path that represents a curve in a legend."""
     if curve.look == "bars":
         return f"M{x + 4} {y - 5}h16v10h-16Z"
     return f"M{x + 12} {y}h0" if curve.look == "dots" else f"M{x} {y}h24"

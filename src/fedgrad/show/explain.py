@@ -1,4 +1,4 @@
-"""What each way of differentiating a program costs, before anything runs."""
+"""Compares the costs of all modes of differentiating a program, before anything runs."""
 
 from dataclasses import dataclass
 from typing import Any, overload
@@ -9,9 +9,9 @@ from fedgrad.ad.planner import CostModel
 from fedgrad.ad.rules import MODES, Mode
 from fedgrad.ad.transforms import Argnums, grad, jacobian
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.core.errors import ArgumentError, PlanError
+from fedgrad.core.errors import ArgumentError, PlanError, public
 from fedgrad.core.program import Program
-from fedgrad.plan.plan import Plan, plan
+from fedgrad.planning.plan import Plan, plan
 from fedgrad.show.numbers import count, memory, price
 from fedgrad.show.pen import in_a_page
 from fedgrad.show.phases import Phases, phases
@@ -22,7 +22,7 @@ SHOWN: tuple[Mode, ...] = (*MODES, "auto")
 
 @dataclass(frozen=True)
 class Row:
-    """One mode: its plan and price, or why it cannot be had."""
+    """One mode: its plan and price, or the reason why it is not available."""
 
     mode: str
     plan: Plan | None
@@ -31,9 +31,10 @@ class Row:
     problem: str = ""
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The program's plan and a table of modes. Print it, or show it in a notebook."""
+    """A program's plan and a table of differentiation modes. Print it, or show it in a notebook."""
 
     program: Plan
     rows: tuple[Row, ...]
@@ -47,7 +48,7 @@ class Explanation:
 
     @property
     def reason(self) -> str:
-        """Why the planner chooses what it chooses."""
+        """The reason for the planner's choice, as text."""
         auto = self["auto"]
         if auto.plan is None or auto.price is None:
             return f"auto: {auto.problem}"
@@ -70,13 +71,14 @@ class Explanation:
 
     @property
     def server(self) -> str:
-        """What the server needs for what the planner chooses: an estimate from the shapes."""
+        """The server's memory and work in the mode that the planner chooses, estimated from the
+        shapes."""
         plan = self["auto"].plan or self.program
         held, work = memory(plan.server_memory), count(plan.server_work)
         return f"The server holds {held} at once and does {work} operations."
 
     def __rich__(self) -> Any:
-        from rich import box, table, text  # loaded when it is needed: it takes a while
+        from rich import box, table, text  # imported here because it is slow to import
         from rich.console import Group
 
         rows = table.Table(box=box.SIMPLE_HEAVY, title=f"differentiating {self.program.name}")
@@ -108,6 +110,7 @@ class Explanation:
 def explain(program: Algorithm, *args: Any, **kwargs: Any) -> Phases: ...
 @overload
 def explain(program: Program, *args: Any, **kwargs: Any) -> Explanation: ...
+@public
 def explain(
     program: Any,
     *args: Any,
@@ -116,10 +119,21 @@ def explain(
     has_aux: bool = False,
     **kwargs: Any,
 ) -> Explanation | Phases:
-    """The graph of a program, and what its derivative costs in each mode. Nothing is run.
+    """Show the graph of a program and the cost of its derivative in each mode. Nothing is run.
 
-    Of an algorithm, what training with it sends and how much a client works, phase by phase:
-    `fg.explain(algorithm, params, cohort, rounds=200)`.
+    For an algorithm, show instead what its training sends and how much work a client does, phase by
+    phase: `fg.explain(algorithm, params, cohort, rounds=200)`.
+
+    Args:
+        program: A program or an algorithm.
+        *args: The arguments of the program; for an algorithm `params` and `cohort`.
+        argnums: The arguments with respect to which the program is differentiated.
+        cost: Prices and limits for the planner. Default: `fg.CostModel()`.
+        has_aux: Whether the program returns a pair of the result and auxiliary data.
+        **kwargs: Keyword arguments of the program; for an algorithm `rounds`.
+
+    Returns:
+        An `fg.Explanation` of a program, or the `fg.Phases` of an algorithm.
     """
     if isinstance(program, Algorithm):
         if (argnums, cost, has_aux) != (0, None, False):

@@ -1,22 +1,24 @@
-"""HTML that cannot be forgotten to be escaped: text is escaped where it is put into an element."""
+"""HTML that is escaped by construction: text is escaped when it is put into an element."""
 
 from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-# What may stand between tags: text, HTML, nothing, or a sequence of these.
+# The content of an element: text, HTML, None, or a sequence of these.
 Content = Any
 _WITHOUT_END = {"meta", "input", "br", "line", "path", "rect", "circle", "polygon"}
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
 
 def element(name: str, /, *content: Content, **attributes: Any) -> Html:
-    """`element("p", "a < b", class_="note")` is `<p class="note">a &lt; b</p>`.
+    """Return an HTML element.
 
-    An attribute that is None or False is left out, True is written without a value; `class_`
+    `element("p", "a < b", class_="note")` is `<p class="note">a &lt; b</p>`.
+
+    Attributes that are None or False are left out, and True is written without a value. `class_`
     stands for `class` and `data_x` for `data-x`.
     """
     words = "".join(_attribute(key, value) for key, value in attributes.items())
@@ -26,7 +28,7 @@ def element(name: str, /, *content: Content, **attributes: Any) -> Html:
 
 
 def join(*content: Content) -> Html:
-    """Everything in a row, text escaped."""
+    """Concatenate content, with its text escaped."""
     return Html("".join(_text(item) for item in content))
 
 

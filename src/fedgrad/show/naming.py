@@ -1,4 +1,4 @@
-"""What a stage is called in a drawing: by the functions that did its work, or their lines."""
+"""Names stages in a drawing after the functions that did their work, or else after their lines."""
 
 import os
 import re
@@ -14,14 +14,15 @@ from fedgrad.core.notebook import cell, place
 from fedgrad.core.primitives import Primitive, inner_jaxprs, jax_primitives, position
 from fedgrad.show.numbers import plural
 
-Function = tuple[str, str]  # its file and its name
+Function = tuple[str, str]  # file, name
 _ROOT = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _MACHINERY = (
     os.path.dirname(jax.__file__) + os.sep,
     os.path.dirname(os.__file__) + os.sep + "functools.py",
     os.path.dirname(os.__file__) + os.sep + "contextlib.py",
-    *(_ROOT + layer + os.sep for layer in ("core", "plan", "ad", "executors", "show")),
+    *(_ROOT + layer + os.sep for layer in ("core", "planning", "ad", "execution", "show")),
 )
+_OWN = tuple(_ROOT + room + os.sep for room in ("algorithms", "tuning"))
 
 WORDS = {
     "train": "local training",
@@ -38,17 +39,17 @@ WORDS = {
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A stage: what it is called, if there is a name for it, and how much it does."""
+    """A stage: its name, if it has one, and the amount of its work."""
 
     title: str
     detail: str
 
 
 def stage_work(directing: set[Function], equations: Sequence[Equation], nothing: str) -> Work:
-    """A stage is called by the outermost functions that do not direct others; one that did
-    only little of the work is not worth a name. Without such functions, by its lines."""
+    """Name a stage after the outermost functions that do not direct other stages, leaving out those
+    that did less than a quarter of the work. Without such functions, name it after its lines."""
     places = [
-        (line, functions if e.at != ANYWHERE else [])  # a constant may be of another stage too
+        (line, functions if e.at != ANYWHERE else [])  # other stages may compute the same constant
         for e in equations
         for line, functions in _places(e.primitive, e.params, e.source)
     ]
@@ -70,8 +71,9 @@ def stage_work(directing: set[Function], equations: Sequence[Equation], nothing:
 
 
 def directing(graph: Graph) -> set["Function"]:
-    """Functions that name no stage, because they direct several: those that communicate,
-    themselves or through what they call, and those that run both at the server and at clients."""
+    """Return the functions that cannot name a stage, because they direct several: those that
+    communicate, directly or through their callees, and those that run both at the server and at
+    clients."""
     found = {f for source in _communication(graph) for f in _functions(source)}
     stacks = [(at == SERVER, _functions(source)) for at, source in _placed(graph)]
     while True:
@@ -83,7 +85,7 @@ def directing(graph: Graph) -> set["Function"]:
 
 
 def _placed(graph: Graph) -> Iterator[tuple[str, Any]]:
-    """Where the sources of all equations run."""
+    """Yield the placement and the source of each equation."""
     for part in everywhere(graph):
         stages = [(x.placement, x.stage.equations) for r in part.rounds for x in r.exchanges]
         for at, equations in [*stages, (SERVER, part.local)]:
@@ -91,7 +93,7 @@ def _placed(graph: Graph) -> Iterator[tuple[str, Any]]:
 
 
 def _communication(graph: Graph) -> Iterator[Any]:
-    """The sources of all broadcasts, sums and loops around them."""
+    """Yield the sources of all broadcasts, sums and the loops around them."""
     for part in everywhere(graph):
         exchanges = [x for r in part.rounds for x in r.exchanges]
         pairs = [pair for x in exchanges for pair in (*x.down, *x.up)]
@@ -100,15 +102,16 @@ def _communication(graph: Graph) -> Iterator[Any]:
 
 
 def _functions(source: Any) -> list[Function]:
-    """The functions that were running when an equation was made, outermost first."""
+    """Return the functions on the stack when an equation was made, outermost first."""
     stack = getattr(getattr(source, "traceback", None), "frames", ())
     functions = [(f.file_name, f.function_name) for f in reversed(stack)]
     return [f for f in functions if not f[0].startswith(_MACHINERY) and "<" not in _name(f)]
 
 
 def _called(function: Function) -> str:
-    """A function in a word: nobody has to know those of the library's algorithms by name."""
-    own = function[0].startswith(_ROOT + "algorithms" + os.sep)
+    """Return a short name for a function; internal functions of the library's algorithms get a
+    descriptive word."""
+    own = function[0].startswith(_OWN)
     return WORDS.get(_name(function), _name(function)) if own else _name(function)
 
 
@@ -119,11 +122,13 @@ def _name(function: Function) -> str:
 def _places(
     primitive: Primitive, params: dict[str, Any], source: Any
 ) -> Iterator[tuple[tuple[str, int], list[Function]]]:
-    """The line and the functions of an equation, or of those inside if the user wrote them.
+    """Yield the line and the functions of an equation, or of its inner equations if the user wrote
+    them.
 
-    JAX may trace what is inside once for several callers. So of an inner equation only its own
-    function is believed, and of a jitted function's only if the user wrote that: then there are
-    equations in a function of its name, whereas JAX's own functions point at whoever called.
+    JAX may trace an inner jaxpr once for several callers. So for an inner equation only the
+    innermost function is trusted, and the inside of a jitted function only if the user wrote that
+    function: then some equations come from a function of its name, whereas the equations of JAX's
+    own functions point to their callers.
     """
     functions = _functions(source)
     inner = [e for jaxpr in inner_jaxprs(params) for e in jaxpr.eqns]

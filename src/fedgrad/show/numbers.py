@@ -1,10 +1,10 @@
-"""Numbers, counts and bytes as people read them: the one place that decides how."""
+"""Formats numbers, counts and bytes for people: all formatting rules are here."""
 
 import math
 
 
 def number(value: float | None) -> str:
-    """Three or four digits that matter: 0.8312, 12.4, 3,120, 1.2e-7."""
+    """Format with three or four significant digits: 0.8312, 12.4, 3,120, 1.2e-7."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -20,13 +20,13 @@ def number(value: float | None) -> str:
 
 
 def short(value: float) -> str:
-    """The same without zeros at the end: 0.9."""
+    """Format as `number` does, without trailing zeros: 0.9."""
     words = number(value)
     return words.rstrip("0").rstrip(".") if "." in words and "e" not in words else words
 
 
 def tick(value: float) -> str:
-    """A round number in few characters, as an axis has room for: 0.25, 20,000, 1e6, 2.5e-5."""
+    """Format a round number for an axis, in few characters: 0.25, 20,000, 1e6, 2.5e-5."""
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return f"{value:,.6g}"
     leading, _, power = f"{value:.5e}".partition("e")
@@ -34,29 +34,29 @@ def tick(value: float) -> str:
 
 
 def percent(part: float | None) -> str:
-    """`69.1 %`."""
+    """Format a fraction as a percentage: `69.1 %`."""
     return number(part) if part is None or not math.isfinite(part) else f"{100 * part:.1f} %"
 
 
 def price(value: float) -> str:
-    """In full, to be compared: 13,306,968, or 2.50."""
+    """Format in full, so that prices can be compared: 13,306,968, or 2.50."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.2f}"
 
 
 def memory(bytes: float) -> str:
-    """`2.4 kB`."""
+    """Format a number of bytes: `2.4 kB`."""
     value, unit = _scaled(round(bytes), ("B", "kB", "MB", "GB", "TB"))
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def count(number: float) -> str:
-    """Many of something, roughly: 950, 12.0k, 340M."""
+    """Format a large count roughly: 950, 12.0k, 340M."""
     value, unit = _scaled(number, ("", "k", "M", "G", "T"))
     return f"{value:.0f}{unit}" if value >= 100 or not unit else f"{value:.1f}{unit}"
 
 
 def duration(seconds: float) -> str:
-    """`0.04 s`, `0.4 s`, `12 s`, `3 min 20 s`, `1 h 5 min`."""
+    """Format a duration: `0.04 s`, `0.4 s`, `12 s`, `3 min 20 s`, `1 h 5 min`."""
     if seconds < 0.1:
         return f"{max(seconds, 0.01):.2f} s"
     if seconds < 10:
@@ -69,7 +69,7 @@ def duration(seconds: float) -> str:
 
 
 def plural(number: int, word: str) -> str:
-    """`1 round`, `2 rounds`."""
+    """Format a count with its noun: `1 round`, `2 rounds`."""
     return f"{number:,} {word}" + ("" if number == 1 else "s")
 
 

@@ -1,7 +1,7 @@
-"""What a drawing of a plan shows, before anyone decides where it goes on the page.
+"""The content of a drawing of a plan, before its layout.
 
-`outline` is the one walk over a plan that the picture and the text share: server work, rounds
-with their visits to clients, frames around loops, and links for what stays with a client.
+`outline` is the single walk over a plan that the picture and the text share: server work, rounds
+with their visits to clients, frames around loops, and links for values that stay with a client.
 """
 
 import itertools
@@ -16,18 +16,18 @@ import jax
 from fedgrad.ad.rules import differentiable
 from fedgrad.core import graph as core
 from fedgrad.core.graph import SERVER, Equation, Exchange, Graph, Value, is_client
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.plan import Plan
 from fedgrad.show.naming import Work, directing, stage_work
 from fedgrad.show.numbers import memory, plural
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much something is, said once in scalars and once in bytes."""
+    """An amount of data, in scalars and in bytes."""
 
     scalars: int = 0
     bytes: int = 0
-    floats: bool = True  # all of them are floating point numbers
+    floats: bool = True  # whether all are floating-point numbers
 
     @staticmethod
     def of(values: Iterable[Value]) -> "Size":
@@ -55,14 +55,14 @@ class Visit:
 
     placement: str
     work: Work
-    own: tuple[str, ...]  # which of the client's own arguments it reads
+    own: tuple[str, ...]  # the client's own arguments that it reads
     down: Size | None
     up: Size | None
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Visits at the same time; without a number if nobody says anything."""
+    """Simultaneous visits. The number is None if nothing is communicated."""
 
     number: int | None
     visits: tuple[Visit, ...]
@@ -70,7 +70,7 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One body of a loop."""
+    """One body of a loop, or one branch of a cond."""
 
     label: str
     items: tuple["Work | Round | Frame", ...]
@@ -92,8 +92,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """What a client has from `start` until `end`. A part stands for its own edges: what an
-    iteration finds and what it leaves; None for the end of the program."""
+    """Data that a client holds from `start` until `end`. A `Part` stands for its own boundary: the
+    values that enter or leave an iteration. None is the end of the program."""
 
     placement: str
     start: Visit | Frame | Part
@@ -105,8 +105,8 @@ class Link:
 class Outline:
     items: tuple[Item, ...]
     links: tuple[Link, ...]
-    lanes: dict[str, str]  # placement: its heading
-    arguments: dict[str, dict[str, str]]  # their sizes, by placement, then by name
+    lanes: dict[str, str]  # headings by placement
+    arguments: dict[str, dict[str, str]]  # sizes by placement, then by name
     results: dict[str, dict[str, str]]
 
 
@@ -123,7 +123,7 @@ def outline(plan: Plan) -> Outline:
 
 
 def inside(items: Sequence[Item], kind: type[T]) -> Iterator[T]:
-    """The items of a kind, also those in frames."""
+    """Yield all items of one kind, including those inside frames."""
     for item in items:
         if isinstance(item, kind):
             yield item
@@ -131,7 +131,7 @@ def inside(items: Sequence[Item], kind: type[T]) -> Iterator[T]:
             yield from inside(part.items, kind)
 
 
-# A graph, to be drawn as soon as it is known what its clients have (own, holds, part).
+# Draws a graph, given what its clients hold: (own, holds, part).
 Drawn = Callable[[dict[Value, str], dict[Value, Any], Part | None], tuple[Item, ...]]
 
 
@@ -155,7 +155,8 @@ class _Walk:
         holds: dict[Value, Any],
         part: Part | None,
     ) -> tuple[Item, ...]:
-        """`holds`: who has each client value that is not the client's own argument."""
+        """Draw a graph. `holds` maps each client value that is not an own argument to its last
+        holder."""
         frames = dict(zip(graph.equations, inside, strict=True))
         own = own | dict.fromkeys(graph.indices.values(), "index")
         carried: dict[tuple[Any, Any, str], list[Value]] = {}
@@ -165,7 +166,7 @@ class _Walk:
             for v in dict.fromkeys(values):
                 if v in holds and holds[v] is not reader:
                     carried.setdefault((holds[v], reader, v.at), []).append(v)
-                    holds[v] = reader  # one who reads it still has it for the next
+                    holds[v] = reader  # a reader passes the value on to the next reader
 
         for local, group in itertools.groupby(graph.equations, lambda e: not e.bodies):
             if local:
@@ -202,7 +203,7 @@ class _Walk:
             outer = _outer(loop, i)
             inner_own = {v: own[o] for v, o in zip(inputs, outer, strict=True) if o in own and o}
             label = {"cond": f"branch {i}", "while": ("condition", "body")[i % 2]}.get(loop.kind)
-            # The part is the edge of its own links, so it must exist before its items do.
+            # The links of a part refer to it, so it must exist before its items do.
             part = Part(label or "", ())
             holds = {v: part for v in inputs if is_client(v.at) and v not in inner_own}
             object.__setattr__(part, "items", items(inner_own, dict(holds), part))
@@ -213,7 +214,8 @@ class _Walk:
 
 
 def _outer(loop: Equation, i: int) -> list[Value | None]:
-    """For each input of a body the value outside that it always is, if there is one."""
+    """Return, for each input of a body, the outer value that it equals in every iteration, if
+    any."""
     inputs = loop.inputs
     return list(inputs) if loop.control is None else loop.control.seen(inputs)[i]
 
@@ -226,10 +228,10 @@ def _result(tree: Any, path: Sequence[Any]) -> str:
     if not path:
         return "result"
     part = tree[path[0].idx] if isinstance(tree, tuple) and hasattr(path[0], "idx") else None
-    if is_dataclass(part) and not isinstance(part, Value):  # a `TunedState` is a state
+    if is_dataclass(part) and not isinstance(part, Value):  # e.g. `TunedState` is called "state"
         return re.findall("[A-Z]?[^A-Z]*", type(part).__name__)[-2].lower()
     key = jax.tree_util.keystr(tuple(path[:1]), simple=True)
-    key = "".join(c if c.isprintable() else "?" for c in key)  # a key of the user's can be anything
+    key = "".join(c if c.isprintable() else "?" for c in key)  # users' keys can be anything
     return f"result[{key}]" if key.isdigit() else key
 
 
@@ -239,7 +241,7 @@ def _sizes(lanes: Iterable[str], named: Sequence[tuple[str, Value]]) -> dict[str
         found[v.at if is_client(v.at) else SERVER].setdefault(name, []).append(v)
     return {
         lane: {
-            # A store that simulated clients share says nothing about how much one of them has.
+            # Simulated clients share one store, so its size is not the size of a client's data.
             name: "examples" if any(v.shared for v in values) else Size.of(values).count
             for name, values in names.items()
         }

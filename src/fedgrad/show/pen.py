@@ -1,4 +1,4 @@
-"""Strokes and colours: what a picture is drawn with."""
+"""Strokes and colors for pictures."""
 
 import base64
 import re
@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 from fedgrad.show.markup import Html
 from fedgrad.show.terminal import columns
 
-# name: (light, dark). A colour is used as fill or as stroke by the class of the same name.
+# name: (light, dark). The classes fill-NAME and stroke-NAME use a color as fill or as stroke.
 INK = {
     "paper": ("#ffffff", "#0f141a"),
     "lane": ("#f4f6f8", "#171e26"),
@@ -29,8 +29,8 @@ FONT = {
     "sans": "Helvetica, Arial, 'DejaVu Sans', sans-serif",
     "mono": "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace",
 }
-# Pages that say themselves whether they are light or dark, whatever the reader's system is:
-# notebooks of Jupyter, of VS Code and of Colab, and the site.
+# Pages that set light or dark mode themselves, whatever the reader's system prefers: notebooks in
+# Jupyter, VS Code and Colab, and the documentation site.
 PAGES = (
     ('[data-jp-theme-light="true"]', '[data-jp-theme-light="false"]'),
     (".vscode-light", ".vscode-dark"),
@@ -41,32 +41,32 @@ Point = tuple[float, float]
 
 
 def text_width(string: str, size: float, bold: bool = False) -> float:
-    """An upper estimate for the usual fonts, so that nothing overlaps whichever is there."""
+    """Return an upper estimate for common fonts, so that text never overlaps."""
     return columns(string) * size * (0.7 if bold else 0.61)
 
 
 @dataclass(kw_only=True)
 class Pen:
-    """Collects the elements of an SVG, in the order in which they are painted."""
+    """Collects the elements of an SVG in three layers, painted in this order."""
 
     ground: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     front: list[str] = field(default_factory=list)
 
-    def sum(self, x: float, y: float, colour: str) -> None:
+    def sum(self, x: float, y: float, color: str) -> None:
         self.front.append(
-            f'<circle class="fill-box stroke-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="9" '
+            f'<circle class="fill-box stroke-{color}" cx="{x:.1f}" cy="{y:.1f}" r="9" '
             'stroke-width="1.4"/>'
         )
-        self.write(x, y + 4, "Σ", 11, colour, "middle", bold=True)
+        self.write(x, y + 4, "Σ", 11, color, "middle", bold=True)
 
-    def dot(self, x: float, y: float, colour: str) -> None:
-        self.front.append(f'<circle class="fill-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+    def dot(self, x: float, y: float, color: str) -> None:
+        self.front.append(f'<circle class="fill-{color}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
 
-    def store(self, x: float, y: float, colour: str) -> None:
-        """The glyph of a client's own data."""
+    def store(self, x: float, y: float, color: str) -> None:
+        """Draw the symbol for a client's own data."""
         self.front.append(
-            f'<path class="fill-box stroke-{colour}" stroke-width="1.2" d="M{x:.1f} {y + 2:.1f}'
+            f'<path class="fill-box stroke-{color}" stroke-width="1.2" d="M{x:.1f} {y + 2:.1f}'
             'v8a5.5 2.2 0 0 0 11 0v-8a5.5 2.2 0 0 0 -11 0a5.5 2.2 0 0 0 11 0"/>'
         )
 
@@ -82,41 +82,41 @@ class Pen:
         )
 
     def line(
-        self, points: Sequence[Point], colour: str, arrow: bool = True, dash: bool = False
+        self, points: Sequence[Point], color: str, arrow: bool = True, dash: bool = False
     ) -> None:
         dashes = ' stroke-dasharray="4 3"' if dash else ""
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         self.lines.append(
-            f'<path class="stroke-{colour}" fill="none" stroke-width="1.4"{dashes} d="M{path}"/>'
+            f'<path class="stroke-{color}" fill="none" stroke-width="1.4"{dashes} d="M{path}"/>'
         )
-        if arrow:  # a path of its own, because not every viewer draws markers
+        if arrow:  # a separate path, because not every viewer draws markers
             (a, b), (x, y) = points[-2:]
             across = f"l{-7 if x > a else 7} -3.5v7z"
             along = f"l-3.5 {-7 if y > b else 7}h7z"
             head = f"M{x:.1f} {y:.1f}{across if x != a else along}"
-            self.lines.append(f'<path class="fill-{colour}" d="{head}"/>')
+            self.lines.append(f'<path class="fill-{color}" d="{head}"/>')
 
     def write(self, *args: Any, **options: Any) -> None:
-        """Words at a place: see `words`."""
+        """Write text at a position; see `words`."""
         self.front.append(words(*args, **options))
 
 
 def words(
-    x: float, y: float, string: str, size: float = 12, colour: str = "ink",
+    x: float, y: float, string: str, size: float = 12, color: str = "ink",
     anchor: str = "start", bold: bool = False, mono: bool = False, upright: bool = True,
 ) -> Html:  # fmt: skip
-    """Words that begin, have their middle or end at a place."""
+    """Return text that starts, is centered or ends at a position, depending on `anchor`."""
     style = f' font-family="{FONT["mono"]}"' if mono else ""
     style += ' font-weight="600"' if bold else ""
     style += "" if upright else f' transform="rotate(-90 {x:.1f} {y:.1f})"'
     return Html(
-        f'<text class="fill-{colour}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
+        f'<text class="fill-{color}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
         f'text-anchor="{anchor}"{style}>{escape(string)}</text>'
     )
 
 
 def document(width: float, height: float, title: str, about: str, parts: Iterable[str]) -> str:
-    """A self-contained SVG for light and dark paper."""
+    """Return a self-contained SVG for light and dark backgrounds."""
     size = f'width="{width:g}" height="{height:g}"'
     return "\n".join(
         [
@@ -134,7 +134,7 @@ def document(width: float, height: float, title: str, about: str, parts: Iterabl
 
 
 def style() -> str:
-    """Plain colours first, for viewers that know neither variables nor dark mode."""
+    """Return the style sheet, plain colors first for viewers without CSS variables or dark mode."""
 
     def rules(use: str) -> str:
         return "".join(
@@ -143,20 +143,20 @@ def style() -> str:
             for n, (light, _) in INK.items()
         )
 
-    used = colours("svg.fedgrad", rules("var(--fg-{n})"))
+    used = colors("svg.fedgrad", rules("var(--fg-{n})"))
     return f"{rules('{light}')}@supports (fill:var(--a)){{{used}}}"
 
 
-def colours(element: str, rules: str) -> str:
-    """Rules of a style sheet that use our colours, light or dark as the reader has it."""
+def colors(element: str, rules: str) -> str:
+    """Return style rules that use our colors, light or dark as the reader's system prefers."""
     turned = f"@media (prefers-color-scheme:dark){{{element}{{{_values(1)}}}}}"
     return f"{element}{{{_values(0)}}}{turned}{rules}"
 
 
 def in_a_page(*pictures: str) -> str:
-    """Pictures as part of a page, such as a notebook, as many in a row as fit: light or dark, as
-    that says it is. Images, because of drawn elements nothing but their words is left in a notebook
-    that is not trusted, as those of others are."""
+    """Return HTML that shows pictures in a page such as a notebook, as many per row as fit, in the
+    page's light or dark mode. They are images, because a notebook that is not trusted, such as
+    somebody else's, strips inline SVG down to its text."""
     style = "".join(
         f"{','.join(f'{page[i]} img.fedgrad' for page in PAGES)}{{color-scheme:{scheme}}}"
         for i, scheme in enumerate(("light", "dark"))
@@ -176,4 +176,4 @@ def _image(svg: str) -> str:
 
 
 def _values(dark: int) -> str:
-    return "".join(f"--fg-{name}:{colour[dark]};" for name, colour in INK.items())
+    return "".join(f"--fg-{name}:{color[dark]};" for name, color in INK.items())

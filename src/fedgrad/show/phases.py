@@ -1,4 +1,4 @@
-"""What a training will send, and how much its clients will work, before it starts."""
+"""Estimates the traffic and the client work of a training run before it starts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,57 +7,59 @@ import jax
 import jax.numpy as jnp
 
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.core.errors import known_arguments, require_whole
+from fedgrad.core.errors import known_arguments, public, require_whole
 from fedgrad.core.types import Params
-from fedgrad.plan.plan import Plan, plan
+from fedgrad.planning.plan import Plan, plan
 from fedgrad.show.numbers import count, memory
 from fedgrad.show.terminal import notebook, plain
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Rounds that are all the same program."""
+    """Consecutive rounds that run the same program."""
 
     first: int
     last: int
-    candidates: tuple[str, ...]  # as many as race; who they are is known when it has come so far
+    candidates: tuple[str, ...]  # the count is exact; training decides which ones survive
     plan: Plan
 
     @property
     def rounds(self) -> int:
-        """How many."""
+        """The number of rounds."""
         return self.last - self.first + 1
 
     @property
     def bytes(self) -> int:
-        """What a client receives and sends in a round."""
+        """The bytes that a client receives and sends in one round."""
         return sum(self.plan.bytes)
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Phases:
-    """The phases of a training. Print it, or show it in a notebook."""
+    """The phases of a training run. Print it, or show it in a notebook."""
 
     name: str
     phases: tuple[Phase, ...]
 
     @property
     def rounds(self) -> int:
-        """How many there are in all."""
+        """The total number of rounds."""
         return sum(phase.rounds for phase in self.phases)
 
     @property
     def bytes(self) -> int:
-        """What a client receives and sends that takes part in every round."""
+        """The bytes received and sent by a client that takes part in every round."""
         return sum(phase.rounds * phase.bytes for phase in self.phases)
 
     @property
     def times(self) -> float:
-        """How many trainings of the last phase alone this is, in bytes."""
+        """The total bytes, as a multiple of running all rounds with the program of the last
+        phase."""
         return self.bytes / (self.rounds * self.phases[-1].bytes)
 
     def __rich__(self) -> Any:
-        from rich import box, table, text  # loaded when it is needed: it takes a while
+        from rich import box, table, text  # imported here because it is slow to import
         from rich.console import Group
 
         rows = table.Table(box=box.SIMPLE_HEAVY, title=f"training with {self.name}")
@@ -93,14 +95,14 @@ class Phases:
 
 @known_arguments()
 def phases(algorithm: Algorithm, params: Params, cohort: Any, rounds: int) -> Phases:
-    """The phases of so many rounds with cohorts like this one. Nothing is trained: where a race
-    drops candidates, those stay that were named first."""
+    """Return the phases of a training run with cohorts like this one. Nothing is trained: where a
+    race drops candidates, the ones named first are assumed to stay."""
     require_whole("rounds", rounds)
     state, hyper, key = algorithm.init(params), algorithm.hyper, jax.random.key(0)
-    begins: list[tuple[int, Any]] = []  # the first round of each phase, and its state
+    begins: list[tuple[int, Any]] = []  # the first round of each phase, and the state there
     for round in range(1, rounds + 1):
-        if algorithm.between is not None:
-            state = algorithm.between(state, round - 1, rounds)
+        if algorithm.before_round is not None:
+            state = algorithm.before_round(state, round - 1, rounds)
         tree: Any = jax.tree.structure(state)
         if not begins or tree != jax.tree.structure(begins[-1][1]):
             begins.append((round, state))

@@ -1,11 +1,11 @@
-"""A plan for a terminal: one block per round, and what it all costs."""
+"""Renders a plan for a terminal: one block per round, and a summary of the costs."""
 
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from fedgrad.core.graph import SERVER
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.plan import Plan
 from fedgrad.show.numbers import memory, plural
 from fedgrad.show.outline import (
     Frame,
@@ -24,7 +24,7 @@ from fedgrad.show.terminal import WIDEST, WIDTH, box, columns, line, plain
 
 
 def text(plan: Plan) -> str:
-    """The federated graph of a plan as text."""
+    """Return the federated graph of a plan as text."""
     shown = outline(plan)
     captions = [_wrap("", said.split(" · "), " ·", WIDEST) for said in summary(plan, shown)]
     printed = plain(
@@ -37,7 +37,7 @@ def text(plan: Plan) -> str:
 
 
 def summary(plan: Plan, shown: Outline) -> list[str]:
-    """Rounds and rules; then a line for each placement."""
+    """Return a line with rounds and rules, then one line per placement."""
     kinds = {frame.kind for frame in inside(shown.items, Frame)}
     notes = {"while": "each pass of a while counted once", "cond": "of a cond the longer branch"}
     counted = [note for kind, note in notes.items() if kind in kinds]
@@ -58,8 +58,8 @@ def summary(plan: Plan, shown: Outline) -> list[str]:
 
 
 def totals(items: Sequence[Item], placement: str) -> tuple[Size, Size]:
-    """Down and up of one client, counted as `plan.rounds` counts: a loop whose trip count the data
-    decide once, a branch as its longest side."""
+    """Return what one client receives and sends, counted as `plan.rounds` counts: a loop with a
+    data-dependent trip count counts as one iteration, a cond as its longer branch."""
     down, up = Size(), Size()
     for item in items:
         if isinstance(item, Round):
@@ -76,7 +76,7 @@ def totals(items: Sequence[Item], placement: str) -> tuple[Size, Size]:
 
 
 def _ends(shown: Outline, arrow: str, sizes: dict[str, dict[str, str]]) -> list[str]:
-    """The arguments or the results of each lane."""
+    """List the arguments or the results of each lane."""
     named = {lane: [f"{name} ({size})" for name, size in of.items()] for lane, of in sizes.items()}
     return [
         words
@@ -86,7 +86,7 @@ def _ends(shown: Outline, arrow: str, sizes: dict[str, dict[str, str]]) -> list[
 
 
 def _items(items: Sequence[Item], shown: Outline, width: int | None = None) -> list[Any]:
-    """Lines, boxes for rounds, and double boxes for loops."""
+    """Render lines for server work, boxes for rounds, and double boxes for loops."""
     found: list[Any] = []
     for item in items:
         if isinstance(item, Work):
@@ -122,7 +122,7 @@ def _visit(visit: Visit, shown: Outline) -> list[str]:
 
 
 def _passed_on(part: Part, shown: Outline) -> list[str]:
-    """What loops within a loop leave with the client; of a visit, the visit says it."""
+    """Say what inner loops leave with the client for the next pass; for visits `_visit` does."""
     return [
         f"  {shown.lanes[link.placement]} keeps {link.size.memory} of {_where(link.start, shown)}"
         f" {_until(link, shown)}"

@@ -1,12 +1,11 @@
-"""Federated learning tasks: data split over clients, a model, a loss, and settings that work."""
+"""Federated learning tasks: data split over clients, a model, a loss, and default settings."""
 
-from fedgrad.core.errors import public as _public
 from fedgrad.tasks import classifier, split
-from fedgrad.tasks.contract import Defaults, TaskError
 from fedgrad.tasks.data.source import DataError
 from fedgrad.tasks.preparing import prepare
 from fedgrad.tasks.registry import TASKS, task
 from fedgrad.tasks.task import Task
+from fedgrad.tasks.task_checks import Defaults, TaskError
 
 __all__ = [
     "TASKS",
@@ -19,5 +18,3 @@ __all__ = [
     "split",
     "task",
 ]
-
-globals().update({name: _public(globals()[name]) for name in ("Task", "prepare", "task")})

@@ -1,4 +1,4 @@
-"""Small colour images, 100 classes: the pre-activation ResNet-18 with GroupNorm."""
+"""Small color images in 100 classes: the pre-activation ResNet-18 with GroupNorm."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +9,12 @@ import numpy as np
 
 from fedgrad.core.types import Batch, Key, Params
 from fedgrad.tasks import layers, scores, split
-from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import generated
+from fedgrad.tasks.data.column_values import images, whole
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
-from fedgrad.tasks.data.values import images, whole
 from fedgrad.tasks.from_data import FromData, Model
+from fedgrad.tasks.task_checks import TaskError
 
 CLASSES = 100
 CROP, SIDE = slice(4, 28), 24  # the middle 24 x 24
@@ -22,24 +22,24 @@ CROP, SIDE = slice(4, 28), 24  # the middle 24 x 24
 
 @dataclass(frozen=True)
 class Form:
-    """Of a residual net."""
+    """The configuration of a residual net."""
 
     window: int  # of the first convolution
     stride: int  # of the first convolution
-    pooled: bool  # after it
+    pooled: bool  # max pooling after it
     channels: tuple[int, ...]  # of each stage
     blocks: int  # in each stage
-    groups: int  # of a normalisation
-    averaged: bool  # over all places before the classes are scored; else each place counts
+    groups: int  # of a normalization
+    averaged: bool  # average over positions before the classifier; else flatten
 
 
-# The small form is what learned most in single runs on 12,000 images: 15 % in 60 rounds. With a
-# residual block it was 11 %, and a residual net of two stages with averages had 2 % after 40.
+# The small form learned best in single runs on 12,000 images: 15 % in 60 rounds. With a residual
+# block it reached 11 %, and a residual net of two stages with averaging 2 % after 40 rounds.
 SIZES = {
     "small": Form(4, 4, False, (32,), blocks=0, groups=4, averaged=False),
     "paper": Form(7, 2, True, (64, 128, 256, 512), blocks=2, groups=32, averaged=True),
 }
-# Of each class, its superclass, as CIFAR-100 has them.
+# The superclass of each class, as in CIFAR-100.
 # fmt: off
 SUPERCLASS = np.array([
     4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7, 6, 13, 15,
@@ -48,11 +48,11 @@ SUPERCLASS = np.array([
     16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
 ])
 # fmt: on
-RATES = {"small": 0.01, "paper": 10**-1.5}  # of clients; the paper's for FedAvgM
+RATES = {"small": 0.01, "paper": 10**-1.5}  # client learning rates; the paper's for FedAvgM
 
 
 def init(key: Key, form: Form = SIZES["paper"]) -> Params:
-    """The first model: 11,227,812 numbers in the paper's size."""
+    """Return the initial model: 11,227,812 parameters in the paper's size."""
     channels = form.channels
     keys = iter(jax.random.split(key, 2 + 3 * form.blocks * len(channels)))
     stages: list[list[dict[str, Any]]] = []
@@ -65,7 +65,7 @@ def init(key: Key, form: Form = SIZES["paper"]) -> Params:
                 "norm_2": layers.group_norm_init(outputs),
                 "conv_2": _he(next(keys), 3, outputs, outputs),
             }
-            if stages or stage:  # the very first block follows a normalisation
+            if stages or stage:  # the first block follows a normalization
                 block["norm_1"] = layers.group_norm_init(inputs)
             if inputs != outputs:
                 block["shortcut"] = _he(next(keys), 1, inputs, outputs)
@@ -87,7 +87,7 @@ def init(key: Key, form: Form = SIZES["paper"]) -> Params:
 
 
 def logits(params: Params, images: jax.Array, form: Form = SIZES["paper"]) -> jax.Array:
-    """Scores of the classes of images in bytes, each first brought to mean 0 and variance 1."""
+    """Return the scores of the classes of byte images, each normalized to mean 0 and variance 1."""
 
     def norm_relu(layer: Params, x: jax.Array) -> jax.Array:
         return jax.nn.relu(layers.group_norm(layer, x, form.groups))
@@ -117,7 +117,7 @@ def _he(key: Key, window: int, inputs: int, outputs: int) -> layers.Layer:
 def _standardised(params: Params, images: jax.Array) -> jax.Array:
     x = images.astype(params["stem"]["kernel"].dtype)
     x = x - jnp.mean(x, (1, 2, 3), keepdims=True)
-    # A deviation of at least that of one number among all, as TensorFlow has it.
+    # TensorFlow's lower bound on the standard deviation: 1 / sqrt(number of values).
     least = 1 / np.sqrt(np.prod(images.shape[1:]))
     deviation = jnp.sqrt(jnp.mean(x**2, (1, 2, 3), keepdims=True) + 1e-12)
     return x / jnp.maximum(deviation, jnp.asarray(least, x.dtype))
@@ -131,7 +131,7 @@ def _examples(columns: Columns, _: Any) -> dict[str, np.ndarray]:
 def _clients(
     columns: Columns, part: str, clients: int | None, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """500 clients to train and 100 to test, of the same number of examples each: by Pachinko."""
+    """Split by Pachinko allocation: 500 training and 100 test clients of equal size."""
     labels = whole(columns["y"], CLASSES, np.int64)
     if clients is None:
         clients = min(500 if part == "train" else 100, max(1, len(labels) // 20))
@@ -153,11 +153,11 @@ DATA = DataSet(
 
 def _model(form: Form) -> Model:
     def loss(params: Params, batch: Batch) -> jax.Array:
-        """Cross entropy of each example."""
+        """Return the cross-entropy of each example."""
         return scores.cross_entropy(logits(params, batch["x"], form), batch["y"])
 
     def accuracy(params: Params, batch: Batch) -> jax.Array:
-        """1 for each example whose class scores highest, else 0."""
+        """Return 1 for each example whose class scores highest, else 0."""
         return scores.is_right(logits(params, batch["x"], form), batch["y"])
 
     return Model(lambda key: init(key, form), loss, {"accuracy": accuracy})

@@ -1,5 +1,4 @@
-"""A small classifier: layers of weights with relu between them; without hidden layers, softmax
-regression."""
+"""A small classifier: dense layers with relu; without hidden layers, softmax regression."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from fedgrad.core.types import Batch, Key, Params
 
 
 def zeros(sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
-    """Layers of these sizes, all zero: a start for softmax regression, whose loss is convex."""
+    """Return zero layers of these sizes: a start for softmax regression, whose loss is convex."""
     return [
         {"weights": jnp.zeros((n, m), jnp.float32), "bias": jnp.zeros(m, jnp.float32)}
         for n, m in itertools.pairwise(sizes)
@@ -19,7 +18,7 @@ def zeros(sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
 
 
 def random(key: Key, sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
-    """Layers of these sizes, weights normal with variance 2 / inputs (He et al.), biases zero."""
+    """Return layers with normal weights of variance 2 / inputs (He et al.) and zero biases."""
     keys = jax.random.split(key, len(sizes) - 1)
     return [
         layer
@@ -32,7 +31,7 @@ def random(key: Key, sizes: Sequence[int]) -> list[dict[str, jax.Array]]:
 
 
 def logits(params: Params, x: jax.Array) -> jax.Array:
-    """Scores of the classes, one row per example."""
+    """Return the scores of the classes, one row per example."""
     *hidden, last = params
     for layer in hidden:
         x = jax.nn.relu(_affine(layer, x))
@@ -40,13 +39,13 @@ def logits(params: Params, x: jax.Array) -> jax.Array:
 
 
 def cross_entropy(params: Params, batch: Batch) -> jax.Array:
-    """The loss of each example of {"x": features, "y": labels}."""
+    """Return the loss of each example of {"x": features, "y": labels}."""
     scores = jax.nn.log_softmax(logits(params, batch["x"]))
     return -jnp.take_along_axis(scores, batch["y"][..., None], axis=-1)[..., 0]
 
 
 def accuracy(params: Params, batch: Batch) -> jax.Array:
-    """1 for each example whose label scores highest, else 0."""
+    """Return 1 for each example whose label scores highest, else 0."""
     highest = jnp.argmax(logits(params, batch["x"]), axis=-1)
     return (highest.astype(batch["y"].dtype) == batch["y"]).astype(jnp.float32)
 

@@ -1,4 +1,4 @@
-"""Handwritten digits (scikit-learn's 1,797 images of 8 x 8), each client with a taste for a few."""
+"""Handwritten digits (scikit-learn's 1,797 images of 8 x 8), split over clients by label."""
 
 import jax
 import numpy as np
@@ -7,8 +7,8 @@ from fedgrad.clients.in_memory import population
 from fedgrad.core.errors import needs
 from fedgrad.core.types import Key
 from fedgrad.tasks import classifier, split
-from fedgrad.tasks.contract import Defaults
 from fedgrad.tasks.task import Task
+from fedgrad.tasks.task_checks import Defaults
 
 
 def digits(
@@ -18,7 +18,10 @@ def digits(
     at_least: int = 5,
     seed: int = 0,
 ) -> Task:
-    """One hidden layer on digits split by Dirichlet(concentration); 80 % of each client trains."""
+    """A network with one hidden layer on digits.
+
+    The images are split by Dirichlet(concentration); each client trains on 80 % of its examples.
+    """
     x, y = _digits()
     rng = np.random.default_rng(seed)
     parts = split.dirichlet(y, clients, concentration, rng, at_least=max(at_least, 2))

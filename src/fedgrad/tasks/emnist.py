@@ -1,4 +1,4 @@
-"""Handwritten characters, 62 classes, a client for each writer: a small convolutional net."""
+"""Handwritten characters in 62 classes, a client for each writer: a small convolutional net."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ import numpy as np
 from fedgrad.core.types import Batch, Key, Params
 from fedgrad.tasks import layers, scores
 from fedgrad.tasks.data import generated
+from fedgrad.tasks.data.column_values import images, whole
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
-from fedgrad.tasks.data.values import images, whole
 from fedgrad.tasks.from_data import FromData, Model
 
 CLASSES = 62
 # Channels of both convolutions, and the size of the hidden layer.
 SIZES = {"small": (8, 16, 64), "paper": (32, 64, 128)}
-RATES = dict.fromkeys(SIZES, 10**-1.5)  # of clients; the paper's for FedAvgM
+RATES = dict.fromkeys(SIZES, 10**-1.5)  # client learning rates; the paper's for FedAvgM
 
 
 def init(key: Key, wide: tuple[int, int, int] = SIZES["paper"]) -> Params:
-    """The first model: 1,206,590 numbers in the paper's size."""
+    """Return the initial model: 1,206,590 parameters in the paper's size."""
     keys = jax.random.split(key, 4)
     first, second, hidden = wide
     return {
@@ -32,7 +32,7 @@ def init(key: Key, wide: tuple[int, int, int] = SIZES["paper"]) -> Params:
 
 
 def logits(params: Params, images: jax.Array, key: Key | None = None) -> jax.Array:
-    """Scores of the classes of images in bytes, 255 being paper; with dropout if there is a key."""
+    """Return the class scores of byte images (255 is white), with dropout if there is a key."""
     keys = (None, None) if key is None else jax.random.split(key)
     x = images.astype(params["conv_1"]["kernel"].dtype)[..., None] / 255
     x = jax.nn.relu(layers.conv(params["conv_1"], x))
@@ -43,17 +43,17 @@ def logits(params: Params, images: jax.Array, key: Key | None = None) -> jax.Arr
 
 
 def loss(params: Params, batch: Batch, key: Key | None = None) -> jax.Array:
-    """Cross entropy of each example, with dropout."""
+    """Return the cross-entropy of each example, with dropout."""
     return scores.cross_entropy(logits(params, batch["x"], key), batch["y"])
 
 
 def plain_loss(params: Params, batch: Batch) -> jax.Array:
-    """Cross entropy of each example, without dropout."""
+    """Return the cross-entropy of each example, without dropout."""
     return scores.cross_entropy(logits(params, batch["x"]), batch["y"])
 
 
 def accuracy(params: Params, batch: Batch) -> jax.Array:
-    """1 for each example whose class scores highest, else 0."""
+    """Return 1 for each example whose class scores highest, else 0."""
     return scores.is_right(logits(params, batch["x"]), batch["y"])
 
 

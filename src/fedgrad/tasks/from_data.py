@@ -1,4 +1,4 @@
-"""Tasks whose clients come from files: the same options, whatever the model is."""
+"""Tasks whose clients come from files, with the same options for every model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from typing import Any
 
 from fedgrad.core.errors import nearest
 from fedgrad.core.types import Key, Params
-from fedgrad.tasks.contract import Defaults, PerExample, TaskError
 from fedgrad.tasks.data.conversion import populations
 from fedgrad.tasks.data.dataset import DataSet
 from fedgrad.tasks.task import Task
+from fedgrad.tasks.task_checks import Defaults, PerExample, TaskError
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a task has besides its clients."""
+    """The parts of a task other than its clients."""
 
     init: Callable[[Key], Params]
     loss: PerExample
@@ -23,9 +23,11 @@ class Model:
 
 @dataclass(frozen=True)
 class FromData:
-    """Makes the task that reads these data. `sizes` has the form of a model to try things with and
-    of the paper's, `rates` the learning rate of clients that suits each; `model` makes one of its
-    form."""
+    """A factory of the task that reads these data.
+
+    `sizes` has the configurations of a small model and of the paper's, `rates` the client learning
+    rate for each; `model` makes a model from its configuration.
+    """
 
     data: DataSet
     sizes: Mapping[str, Any]
@@ -41,19 +43,20 @@ class FromData:
         validation: float = 0.0,
         seed: int = 0,
     ) -> Task:
-        """The task; without `data`, with examples that are made here."""
+        """Return the task; without `data`, with generated examples."""
         if not isinstance(size, str) or size not in self.sizes:
             known = list(self.sizes)
             raise TaskError.here(f"There is no size {size!r}.{nearest(str(size), known)}")
         found = populations(self.data, data, clients, validation, seed)
         return Task(
             name=self.data.name,
-            **vars(found),  # train, test, validation, and what is worth knowing about them
+            **vars(found),  # train, test, validation, about
             **vars(self.model(self.sizes[size])),
             defaults=self._defaults(size, len(found.train)),
         )
 
     def _defaults(self, size: str, clients: int) -> Defaults:
-        """The paper's rounds of 50 clients, or a few small ones; never more than there are."""
+        """Return the paper's cohorts of 50 and 1,500 rounds, or less; never more than all
+        clients."""
         cohort, rounds = (50, 1500) if size == "paper" else (10, 100)
         return Defaults(min(cohort, clients), self.batch_size, self.rates[size], rounds)

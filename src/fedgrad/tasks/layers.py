@@ -1,6 +1,6 @@
-"""Pieces of models: pure functions of dicts of float32 arrays, each beside its first values.
+"""Layers of models: pure functions of dicts of float32 arrays, each next to its initializer.
 
-Initial values are those that Keras would take, because the paper's models were written with it.
+Initializers are those of Keras, in which the paper's models were written.
 """
 
 import math
@@ -19,7 +19,7 @@ _orthogonal = initializers.orthogonal()
 
 
 def dense_init(key: Key, inputs: int, outputs: int) -> Layer:
-    """Weights by Glorot, bias zero."""
+    """Return Glorot weights and a zero bias."""
     return {
         "kernel": _glorot(key, (inputs, outputs), jnp.float32),
         "bias": jnp.zeros(outputs, jnp.float32),
@@ -27,12 +27,12 @@ def dense_init(key: Key, inputs: int, outputs: int) -> Layer:
 
 
 def dense(layer: Layer, x: jax.Array) -> jax.Array:
-    """An affine map of the last axis."""
+    """Apply an affine map to the last axis."""
     return _shifted(x @ layer["kernel"], layer["bias"])
 
 
 def conv_init(key: Key, window: int, inputs: int, outputs: int) -> Layer:
-    """Weights by Glorot, bias zero."""
+    """Return Glorot weights and a zero bias."""
     return {
         "kernel": _glorot(key, (window, window, inputs, outputs), jnp.float32),
         "bias": jnp.zeros(outputs, jnp.float32),
@@ -40,7 +40,7 @@ def conv_init(key: Key, window: int, inputs: int, outputs: int) -> Layer:
 
 
 def conv(layer: Layer, x: jax.Array, stride: int = 1, padding: str = "VALID") -> jax.Array:
-    """A convolution of images (example, row, column, channel); a bias where the layer has one."""
+    """Convolve images (example, row, column, channel), and add the bias if the layer has one."""
     out = jax.lax.conv_general_dilated(
         x, layer["kernel"], (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -48,8 +48,8 @@ def conv(layer: Layer, x: jax.Array, stride: int = 1, padding: str = "VALID") ->
 
 
 def max_pool(x: jax.Array, window: int, stride: int, padding: int = 0) -> jax.Array:
-    """The largest of each window: a maximum of shifted slices, whose derivatives are fast in loops
-    too. `padding`: rows and columns at the end that count for nothing."""
+    """Return the maximum of each window, as a maximum of shifted slices, whose derivatives are also
+    fast in loops. `padding`: ignored rows and columns at the end."""
     if padding:
         edges = ((0, 0), (0, padding), (0, padding), (0, 0))
         x = jnp.pad(x, edges, constant_values=-jnp.inf)
@@ -65,23 +65,23 @@ def max_pool(x: jax.Array, window: int, stride: int, padding: int = 0) -> jax.Ar
 
 
 def group_norm_init(channels: int) -> Layer:
-    """Scale one, bias zero."""
+    """Return a scale of one and a zero bias."""
     return {"scale": jnp.ones(channels, jnp.float32), "bias": jnp.zeros(channels, jnp.float32)}
 
 
 def group_norm(layer: Layer, x: jax.Array, groups: int = 32, epsilon: float = 1e-3) -> jax.Array:
-    """Each example's groups of channels to mean 0 and variance 1, then scaled and shifted."""
+    """Normalize each example's groups of channels to mean 0 and variance 1; scale and shift."""
     n, rows, columns, channels = x.shape
     grouped = x.reshape(n, rows, columns, groups, channels // groups)
     mean = jnp.mean(grouped, (1, 2, 4), keepdims=True)
-    centred = grouped - mean
-    variance = jnp.mean(centred**2, (1, 2, 4), keepdims=True)
-    normal = (centred * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
+    centered = grouped - mean
+    variance = jnp.mean(centered**2, (1, 2, 4), keepdims=True)
+    normal = (centered * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
     return _shifted(normal * jnp.broadcast_to(layer["scale"], x.shape), layer["bias"])
 
 
 def dropout(x: jax.Array, rate: float, key: Key | None) -> jax.Array:
-    """Some of the values, scaled up for those that are zero; without a key, all of them."""
+    """Set some values to zero and scale up the others; without a key, return all unchanged."""
     if key is None:
         return x
     kept = jax.random.bernoulli(key, jnp.float32(1 - rate), x.shape)
@@ -89,17 +89,17 @@ def dropout(x: jax.Array, rate: float, key: Key | None) -> jax.Array:
 
 
 def embedding_init(key: Key, tokens: int, size: int) -> jax.Array:
-    """Uniform between -0.05 and 0.05."""
+    """Return uniform values between -0.05 and 0.05."""
     return jax.random.uniform(key, (tokens, size), jnp.float32, -0.05, 0.05)
 
 
 def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """The row of each token."""
+    """Return the row of each token."""
     return jnp.take(table, tokens.astype(jnp.int32), axis=0, mode="clip")
 
 
 def lstm_init(key: Key, inputs: int, size: int) -> Layer:
-    """Weights of the input by Glorot, recurrent ones orthogonal, bias zero but one to forget."""
+    """Return Glorot input and orthogonal recurrent weights, and a zero bias, one to forget."""
     of_input, recurrent = jax.random.split(key)
     return {
         "input": _glorot(of_input, (inputs, 4 * size), jnp.float32),
@@ -109,7 +109,7 @@ def lstm_init(key: Key, inputs: int, size: int) -> Layer:
 
 
 def lstm(layers: Sequence[Layer], x: jax.Array) -> jax.Array:
-    """LSTMs on top of each other, along sequences (example, time, feature): one scan."""
+    """Apply stacked LSTMs along sequences (example, time, feature), in one scan."""
     first, *above = layers
     from_input = _shifted(x @ first["input"], first["bias"])  # for all times at once
 
@@ -139,7 +139,7 @@ def _lstm_cell(layer: Layer, from_input: jax.Array, state: State) -> State:
 
 
 def parameters(params: Params) -> int:
-    """How many numbers a model has."""
+    """Return the number of parameters of a model."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedgrad.core.errors import FederatedError, nearest
+from fedgrad.core.errors import FederatedError, nearest, public
 from fedgrad.core.imported import imported
 from fedgrad.tasks.cifar100 import cifar100
-from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.digits import digits
 from fedgrad.tasks.emnist import emnist
 from fedgrad.tasks.shakespeare import shakespeare
@@ -17,6 +16,7 @@ from fedgrad.tasks.stackoverflow_tags import stackoverflow_tags
 from fedgrad.tasks.stackoverflow_words import stackoverflow_words
 from fedgrad.tasks.synthetic import synthetic
 from fedgrad.tasks.task import Task
+from fedgrad.tasks.task_checks import TaskError
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "cifar100": cifar100,
@@ -29,10 +29,24 @@ TASKS: Mapping[str, Callable[..., Task]] = {
 }
 
 
+@public
 def task(name: str, **options: Any) -> Task:
-    """The task of this name, made with these options (those of its function in `TASKS`).
+    """Return the task with this name.
 
-    One of your own is `module:name`, of a `Task` or of a function that makes one.
+    Args:
+        name: A name in `TASKS`, or `module:name` of your own `Task` or of a function that makes
+            one.
+        **options: The options of the function in `TASKS`.
+
+    Returns:
+        A task.
+
+    Raises:
+        TaskError: If there is no such task or option.
+
+    Example:
+
+        fg.tasks.task("digits", clients=50)
     """
     if not isinstance(name, str):
         raise TaskError.here(f"A task is named by a text, got {type(name).__name__}.")
@@ -69,7 +83,7 @@ def _made(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> An
     try:
         return make(**options)
     except FederatedError:
-        raise  # it says where
+        raise  # it names the line already
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise TaskError.here(
@@ -80,7 +94,7 @@ def _made(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> An
 def _require_options(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
     try:
         parameters = inspect.signature(make).parameters
-    except ValueError:  # of a function that is not written in Python
+    except ValueError:  # a function not written in Python
         return
     for its in parameters.values():
         always = its.kind not in (its.VAR_KEYWORD, its.VAR_POSITIONAL) and its.default is its.empty

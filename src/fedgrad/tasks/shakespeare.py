@@ -1,4 +1,4 @@
-"""The next character of what a role of a play says: two LSTMs."""
+"""Next-character prediction in the speeches of a role of a play: two LSTMs."""
 
 from typing import Any
 
@@ -9,26 +9,26 @@ import numpy as np
 from fedgrad.core.types import Batch, Key, Params
 from fedgrad.tasks import layers, scores
 from fedgrad.tasks.data import generated
+from fedgrad.tasks.data.column_values import text
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.tokens import BOS, EOS, FIRST, OOV, PAD
-from fedgrad.tasks.data.values import text
 from fedgrad.tasks.from_data import FromData, Model
 from fedgrad.training.means import Ratio
 
 LENGTH = 80
-# The characters of TFF's data set, in an order of our own.
+# The characters of TFF's data set, in our own order.
 CHARACTERS = (
     "\n\r !\"#$%&'()*,-./0123456789:;?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]_abcdefghijklmnopqrstuvwxyz"
 )
 TOKENS = FIRST + len(CHARACTERS)
-# Size of an embedding, of an LSTM, and how many of these.
+# The size of an embedding, the size of an LSTM, and the number of LSTMs.
 SIZES = {"small": (8, 64, 1), "paper": (8, 256, 2)}
-RATES = {"small": 1.0, "paper": 1.0}  # of clients; the paper's for FedAvgM
+RATES = {"small": 1.0, "paper": 1.0}  # client learning rates; the paper's for FedAvgM
 
 
 def init(key: Key, form: tuple[int, int, int] = SIZES["paper"]) -> Params:
-    """The first model: 820,522 numbers in the paper's size."""
+    """Return the initial model: 820,522 parameters in the paper's size."""
     embedded, wide, deep = form
     first, last, *keys = jax.random.split(key, 2 + deep)
     inputs = [embedded] + [wide] * (deep - 1)
@@ -40,25 +40,25 @@ def init(key: Key, form: tuple[int, int, int] = SIZES["paper"]) -> Params:
 
 
 def logits(params: Params, tokens: jax.Array) -> jax.Array:
-    """Scores of what comes next, after each token."""
+    """Return the scores of the next token, after each token."""
     x = layers.lstm(params["lstm"], layers.embed(params["embedding"], tokens))
     return layers.dense(params["characters"], x)
 
 
 def loss(params: Params, batch: Batch) -> jax.Array:
-    """Cross entropy of each sequence, the mean of its places; padding counts as nothing."""
+    """Return the cross-entropy of each sequence, the mean over positions; padding counts as 0."""
     each = scores.cross_entropy(logits(params, batch["x"]), batch["y"])
     return jnp.mean(jnp.where(batch["y"] != PAD, each, 0), axis=-1)
 
 
 def right(params: Params, batch: Batch) -> jax.Array:
-    """How many tokens of each sequence score highest where they come next."""
+    """Return how many tokens of each sequence are predicted correctly."""
     each = scores.is_right(logits(params, batch["x"]), batch["y"])
     return jnp.sum(jnp.where(batch["y"] != PAD, each, 0), axis=-1)
 
 
 def places(params: Params, batch: Batch) -> jax.Array:
-    """How many tokens of each sequence are no padding."""
+    """Return how many tokens of each sequence are not padding."""
     return jnp.sum(batch["y"] != PAD, axis=-1).astype(jnp.float32)
 
 
@@ -66,7 +66,7 @@ _NUMBER = {character: FIRST + i for i, character in enumerate(CHARACTERS)}
 
 
 def _examples(columns: Columns, _: Any) -> dict[str, np.ndarray]:
-    """Speeches, cut into pieces of 80 characters and the one after; or such pieces (LEAF's)."""
+    """Cut speeches into pieces of 80 characters and the next one, or read such pieces (LEAF's)."""
     pieces = []
     for i, speech in enumerate(columns["x"]):
         numbers = [_NUMBER.get(character, OOV) for character in text(speech)]

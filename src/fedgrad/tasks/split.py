@@ -1,7 +1,7 @@
 """Split an ordinary data set over clients: evenly, by labels in one of three ways, or by a column.
 
-Each way gives one array of example indices per client. Together they are a partition: no example is
-lost, none is given twice, and no client is left without.
+Each function returns one array of example indices per client. Together they are a partition: every
+example belongs to exactly one client, and every client has at least one.
 
     parts = split.dirichlet(labels, clients=100, concentration=0.3, rng=np.random.default_rng(0))
     clients = fg.population(split.divide({"x": images, "y": labels}, parts))
@@ -13,12 +13,13 @@ import jax
 import numpy as np
 
 from fedgrad.core.errors import known_arguments
-from fedgrad.tasks.contract import TaskError
+from fedgrad.core.lossless import masked
+from fedgrad.tasks.task_checks import TaskError
 
 
 @known_arguments()
 def iid(labels: Any, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Examples dealt at random, to each client the same number (or one more)."""
+    """Distribute examples at random; all clients get the same number (or one more)."""
     labels = _checked(labels, clients, at_least=1)
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
@@ -27,11 +28,19 @@ def iid(labels: Any, clients: int, rng: np.random.Generator) -> list[np.ndarray]
 def dirichlet(
     labels: Any, clients: int, concentration: float, rng: np.random.Generator, at_least: int = 1
 ) -> list[np.ndarray]:
-    """Each class divided over the clients in proportions drawn from Dirichlet(concentration).
+    """Divide each class over the clients in proportions drawn from Dirichlet(concentration).
 
-    A small concentration (0.1) gives most of a class to a few clients, a large one (100) nearly the
-    same share to each; sizes differ too. Clients with fewer than `at_least` examples then get some,
-    at random, from whoever has most.
+    Args:
+        labels: One label per example.
+        clients: The number of clients.
+        concentration: A small one (0.1) gives most of a class to a few clients, a large one (100)
+            nearly equal shares to all. Sizes differ too.
+        rng: The random generator.
+        at_least: The least number of examples of a client. Smaller clients get examples, at random,
+            from the largest one.
+
+    Returns:
+        The indices of each client's examples.
     """
     labels = _checked(labels, clients, at_least)
     if not concentration > 0:
@@ -40,7 +49,7 @@ def dirichlet(
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(clients, concentration))
-        # Rounding the running total, not each share, so that the counts add up.
+        # Round the running total rather than each share, so that the counts add up.
         ends = np.round(np.cumsum(shares) * len(members)).astype(int)
         ends[-1] = len(members)
         owner[members] = np.repeat(np.arange(clients), np.diff(ends, prepend=0))
@@ -57,7 +66,7 @@ def dirichlet(
 def pathological(
     labels: Any, clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Exactly `classes_per_client` classes for each client, at random; larger classes go to more.
+    """Give each client exactly `classes_per_client` classes, at random; larger classes go to more.
 
     A class is cut into equal shards, one for each client that has it.
     """
@@ -66,8 +75,8 @@ def pathological(
     shards = _shards_per_class(sizes, clients, classes_per_client)
     room = np.full(clients, classes_per_client)
     owner = np.empty(len(labels), int)
-    # The most shared class first, to the clients with most room: then everyone's room is filled
-    # (Gale and Ryser). Chance decides between equals.
+    # The class with the most shards first, to the clients with the most room: this fills every
+    # client (Gale and Ryser). Ties are broken at random.
     for c in sorted(range(len(classes)), key=lambda c: -shards[c]):
         chosen = np.lexsort((rng.random(clients), -room))[: shards[c]]
         room[chosen] -= 1
@@ -85,13 +94,26 @@ def pachinko(
     rng: np.random.Generator,
     concentrations: tuple[float, float] = (0.1, 10.0),
 ) -> list[np.ndarray]:
-    """To each client the same number (or one more), by Pachinko allocation (Li and McCallum), as
-    federated CIFAR-100 is split: a client draws how much it likes every superclass, and every class
-    within, from Dirichlet distributions of these two concentrations; then examples, each by
-    superclass and class, until they run out.
+    """Split by Pachinko allocation, as federated CIFAR-100 is, into clients of equal size.
+
+    A client draws its preferences for superclasses, and for the classes within each, from Dirichlet
+    distributions. Then it draws examples, each by superclass and class, without replacement. All
+    clients get the same number of examples (or one more).
+
+    Args:
+        labels: One label per example.
+        superclasses: One superclass per example, the same for all examples of a class.
+        clients: The number of clients.
+        rng: The random generator.
+        concentrations: Of the Dirichlet distributions over superclasses and over classes.
+
+    Returns:
+        The indices of each client's examples.
+
+    Reference: Li and McCallum 2006, "Pachinko allocation".
     """
     labels = _checked(labels, clients, at_least=1)
-    above = np.asarray(superclasses)
+    above = _array(superclasses, "Superclasses")
     if above.shape != labels.shape:
         raise TaskError.here(
             f"Every label has a superclass: got {labels.shape} labels, {above.shape} superclasses."
@@ -125,8 +147,8 @@ def pachinko(
 
 @known_arguments()
 def by_column(values: Any) -> list[np.ndarray]:
-    """A client for each value of a column, such as who wrote it, in the order of `np.unique`."""
-    values = np.asarray(values)
+    """Make a client for each value of a column, such as the author, in the order of `np.unique`."""
+    values = _array(values, "A column")
     if values.ndim != 1 or not len(values):
         raise TaskError.here(
             f"A column is a vector, one value per example, got shape {values.shape}."
@@ -137,7 +159,9 @@ def by_column(values: Any) -> list[np.ndarray]:
 
 @known_arguments()
 def divide(examples: Any, parts: list[np.ndarray]) -> list[Any]:
-    """The examples (a pytree of arrays with one row each) of each client, for `fg.population`."""
+    """Return each client's examples (of a pytree with one row for each), for `fg.population`."""
+    if why := masked(examples):
+        raise TaskError.here(f"Examples{why}")
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(examples)]
     if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
         raise TaskError.here(f"Every array has one row per example, got arrays of shapes {shapes}.")
@@ -148,7 +172,7 @@ def divide(examples: Any, parts: list[np.ndarray]) -> list[Any]:
 def hold_out(
     clients: list[Any], fraction: float, rng: np.random.Generator
 ) -> tuple[list[Any], list[Any]]:
-    """Every client's examples shuffled and cut in two: (the rest, this fraction of them).
+    """Shuffle every client's examples and split them: (the rest, this fraction of them).
 
     Both get at least one example; otherwise the rest is rounded down.
     """
@@ -162,7 +186,7 @@ def hold_out(
                 f"Client {number} has {size} example(s): nothing to hold out. Give it at least 2."
             )
         order = rng.permutation(size)
-        # The small number keeps 0.9 * 50 from being 44.999...
+        # 1e-9 keeps 0.9 * 50 from being 44.999...
         kept = min(max(int(size * (1 - fraction) + 1e-9), 1), size - 1)
         parts = divide(client, [order[:kept], order[kept:]])
         rest.append(parts[0])
@@ -171,8 +195,8 @@ def hold_out(
 
 
 def _shards_per_class(sizes: np.ndarray, clients: int, classes_per_client: int) -> np.ndarray:
-    """In how many shards to cut each class: in proportion to its size, at least one, and no more
-    than it has examples or there are clients."""
+    """Return the number of shards of each class: proportional to its size, at least one, and at
+    most its number of examples and the number of clients."""
     total = clients * classes_per_client
     if not 1 <= classes_per_client <= len(sizes):
         raise TaskError.here(
@@ -197,7 +221,7 @@ def _shards_per_class(sizes: np.ndarray, clients: int, classes_per_client: int) 
 
 
 def _drawn(shares: np.ndarray, possible: np.ndarray, rng: np.random.Generator) -> int:
-    """An index by its share of those that are possible; all the same, if those have no share."""
+    """Draw a possible index in proportion to its share; uniformly if all shares are 0."""
     shares = np.where(possible, shares, 0.0)
     if not shares.sum() > 0:
         shares = possible.astype(float)
@@ -212,8 +236,14 @@ def _parts(owner: np.ndarray, clients: int) -> list[np.ndarray]:
     return [np.flatnonzero(owner == client) for client in range(clients)]
 
 
+def _array(x: Any, what: str) -> np.ndarray:
+    if why := masked(x):
+        raise TaskError.here(f"{what}{why}")
+    return np.asarray(x)
+
+
 def _checked(labels: Any, clients: int, at_least: int) -> np.ndarray:
-    labels = np.asarray(labels)
+    labels = _array(labels, "Labels")
     if labels.ndim != 1:
         raise TaskError.here(f"Labels are a vector, one per example, got shape {labels.shape}.")
     if clients < 1:

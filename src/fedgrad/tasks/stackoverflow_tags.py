@@ -1,4 +1,4 @@
-"""The tags of a question or answer, by its words, a client for each user: logistic regression."""
+"""Tag prediction for posts from their words, a client for each user: logistic regression."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,31 +10,34 @@ import numpy as np
 from fedgrad.core.types import Batch, Key, Params
 from fedgrad.tasks import layers, scores
 from fedgrad.tasks.data import generated
+from fedgrad.tasks.data.column_values import text
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.tokens import frequent
-from fedgrad.tasks.data.values import text
 from fedgrad.tasks.from_data import FromData, Model
 from fedgrad.training.means import Ratio
 
 WORDS, TAGS = 10_000, 500
-LENGTH, MOST_TAGS = 100, 5  # of one example; what is more is cut off
-MOST = 1_000  # examples of a client
+LENGTH, MOST_TAGS = 100, 5  # of one example; the rest is cut off
+MOST = 1_000  # the most examples of a client
 BATCH = 32
 NONE = -1  # no word, or no tag
-# The small model knows the 1,000 most frequent words and 50 most frequent tags, of the same data.
+# The small model knows the 1,000 most frequent words and 50 most frequent tags of the same data.
 SIZES = {"small": (1_000, 50), "paper": (WORDS, TAGS)}
-RATES = {"small": 0.03, "paper": 100.0}  # of clients; the paper's for FedAvgM
+RATES = {"small": 0.03, "paper": 100.0}  # client learning rates; the paper's for FedAvgM
 
 
 def init(key: Key, form: tuple[int, int] = SIZES["paper"]) -> Params:
-    """The first model: 5,000,500 numbers in the paper's size."""
+    """Return the initial model: 5,000,500 parameters in the paper's size."""
     return layers.dense_init(key, *form)
 
 
 def logits(params: Params, words: jax.Array) -> jax.Array:
-    """Scores of the tags, by the share that each known word has of all words: the sum of their
-    rows of the weights, as a product with a vector of 10,000 shares would be."""
+    """Return the scores of the tags from word frequencies.
+
+    The weight rows of known words are summed and divided by the number of all words, which equals a
+    product with the vector of 10,000 frequencies.
+    """
     numbers = words.astype(jnp.int32)
     known = (numbers >= 0) & (numbers < len(params["kernel"]))
     there = jnp.maximum(jnp.sum(numbers != NONE, axis=-1), 1)
@@ -46,22 +49,22 @@ def logits(params: Params, words: jax.Array) -> jax.Array:
 
 
 def loss(params: Params, batch: Batch) -> jax.Array:
-    """Cross entropy, the mean over tags, times 32.
+    """Return the cross-entropy, averaged over tags, times 32.
 
     The paper's loss is the sum over a batch, and its learning rate of 100 belongs to that. The mean
-    over a batch of 32 times its size is this sum; a smaller batch, a client's last, counts fully.
+    over a batch of 32, times 32, is this sum; a smaller batch, a client's last, has full weight.
     """
     each = scores.binary_cross_entropy(logits(params, batch["x"]), _wanted(params, batch))
     return BATCH * jnp.mean(each, axis=-1)
 
 
 def recalled(params: Params, batch: Batch) -> jax.Array:
-    """How many tags of each example are among the five that score highest."""
+    """Return how many tags of each example are among the five highest scores."""
     return scores.in_highest(logits(params, batch["x"]), _wanted(params, batch), 5)
 
 
 def tags(params: Params, batch: Batch) -> jax.Array:
-    """How many tags each example has, of those that the model knows."""
+    """Return how many tags each example has, of those that the model knows."""
     return jnp.sum(_wanted(params, batch), axis=-1)
 
 
@@ -80,7 +83,7 @@ def _tags(columns: Columns, i: int) -> list[str]:
 
 
 def _vocabularies(clients: Iterable[Columns]) -> dict[str, dict[str, int]]:
-    """The numbers of words and of tags, the most frequent first."""
+    """Return the numbers of words and of tags, the most frequent first."""
     words: Counter[str] = Counter()
     tags: Counter[str] = Counter()
     for columns in clients:

@@ -1,4 +1,4 @@
-"""The next word of a question or answer, a client for each user: an LSTM."""
+"""Next-word prediction in questions and answers, a client for each user: an LSTM."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,24 +10,24 @@ import numpy as np
 from fedgrad.core.types import Batch, Key, Params
 from fedgrad.tasks import layers, scores
 from fedgrad.tasks.data import generated
+from fedgrad.tasks.data.column_values import text
 from fedgrad.tasks.data.dataset import DataSet, Origin
 from fedgrad.tasks.data.source import Columns
 from fedgrad.tasks.data.tokens import BOS, EOS, FIRST, OOV, PAD, frequent
-from fedgrad.tasks.data.values import text
 from fedgrad.tasks.from_data import FromData, Model
 from fedgrad.training.means import Ratio
 
 LENGTH = 20
 WORDS = 10_000
-MOST = 1_000  # examples of a client
-# Words, size of an embedding, and of the LSTM.
-# The small model knows the 1,000 most frequent words only, of the same data.
+MOST = 1_000  # the most examples of a client
+# The number of words, the size of an embedding, and the size of the LSTM. The small model knows
+# only the 1,000 most frequent words of the same data.
 SIZES = {"small": (1_000, 32, 64), "paper": (WORDS, 96, 670)}
-RATES = {"small": 0.6, "paper": 10**-0.5}  # of clients; the paper's for FedAvgM
+RATES = {"small": 0.6, "paper": 10**-0.5}  # client learning rates; the paper's for FedAvgM
 
 
 def init(key: Key, form: tuple[int, int, int] = SIZES["paper"]) -> Params:
-    """The first model: 4,050,748 numbers in the paper's size."""
+    """Return the initial model: 4,050,748 parameters in the paper's size."""
     words, embedded, wide = form
     keys = jax.random.split(key, 4)
     return {
@@ -39,36 +39,36 @@ def init(key: Key, form: tuple[int, int, int] = SIZES["paper"]) -> Params:
 
 
 def logits(params: Params, tokens: jax.Array) -> jax.Array:
-    """Scores of what comes next, after each token."""
+    """Return the scores of the next token, after each token."""
     x = layers.embed(params["embedding"], _known(params, tokens))
     x = layers.dense(params["narrow"], layers.lstm(params["lstm"], x))
     return layers.dense(params["words"], x)
 
 
 def loss(params: Params, batch: Batch) -> jax.Array:
-    """Cross entropy of each sentence, the mean of its 20 places; padding counts as nothing."""
+    """Return the cross-entropy of each sentence, the mean of 20 positions; padding counts as 0."""
     wanted = _known(params, batch["y"])
     each = scores.cross_entropy(logits(params, batch["x"]), wanted)
     return jnp.mean(jnp.where(wanted != PAD, each, 0), axis=-1)
 
 
 def right(params: Params, batch: Batch) -> jax.Array:
-    """How many tokens of each sentence score highest where they come next."""
+    """Return how many tokens of each sentence are predicted correctly."""
     return _right(params, batch, lambda wanted: wanted != PAD)
 
 
 def places(params: Params, batch: Batch) -> jax.Array:
-    """How many tokens of each sentence are no padding."""
+    """Return how many tokens of each sentence are not padding."""
     return jnp.sum(batch["y"] != PAD, axis=-1).astype(jnp.float32)
 
 
 def right_words(params: Params, batch: Batch) -> jax.Array:
-    """How many known words of each sentence score highest: neither unknown ones nor its end."""
+    """Return how many known words of each sentence are predicted; its end does not count."""
     return _right(params, batch, lambda wanted: wanted >= FIRST)
 
 
 def words(params: Params, batch: Batch) -> jax.Array:
-    """How many words of each sentence are known."""
+    """Return how many words of each sentence are known."""
     return jnp.sum(_known(params, batch["y"]) >= FIRST, axis=-1).astype(jnp.float32)
 
 
@@ -79,7 +79,7 @@ def _right(params: Params, batch: Batch, counts: Any) -> jax.Array:
 
 
 def _known(params: Params, tokens: jax.Array) -> jax.Array:
-    """Words that are too rare for this model are unknown to it; more frequent ones come first."""
+    """Replace words that are too rare for this model by OOV; frequent words come first."""
     tokens = tokens.astype(jnp.int32)
     return jnp.where(tokens < len(params["embedding"]), tokens, OOV)
 

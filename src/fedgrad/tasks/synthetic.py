@@ -1,8 +1,8 @@
-"""Synthetic(alpha, beta): clients with models, features and sizes of their own.
+"""Synthetic(alpha, beta): clients with their own models, features and sizes.
 
 The generator of FedProx (Li et al., 2020), which the client weighting experiment of the paper uses.
-`alpha` says how much the clients' labelling models differ, `beta` how much their features do, and
-their sizes are log-normal: a few clients hold most of the examples.
+`alpha` controls how much the clients' labeling models differ, `beta` how much their features do.
+Sizes are log-normal: a few clients hold most of the examples.
 """
 
 import math
@@ -14,15 +14,15 @@ import numpy as np
 from fedgrad.clients.in_memory import population
 from fedgrad.core.types import Key
 from fedgrad.tasks import classifier, split
-from fedgrad.tasks.contract import Defaults, TaskError
 from fedgrad.tasks.task import Task
+from fedgrad.tasks.task_checks import Defaults, TaskError
 
 FEATURES, CLASSES = 60, 10
 
 
 @dataclass(frozen=True)
 class SyntheticClient:
-    """One client's examples and the model that labelled them."""
+    """One client's examples and the model that labeled them."""
 
     x: np.ndarray  # examples x 60
     y: np.ndarray  # argmax of x @ weights + bias
@@ -34,24 +34,27 @@ class SyntheticClient:
 def draw(
     alpha: float, beta: float, clients: int, rng: np.random.Generator
 ) -> list[SyntheticClient]:
-    """The clients of Synthetic(alpha, beta), in double precision."""
+    """Return the clients of Synthetic(alpha, beta), in double precision."""
     sizes = rng.lognormal(4.0, 2.0, clients).astype(int) + 50
-    model_centres = rng.normal(0.0, alpha, clients)
-    feature_centres = rng.normal(0.0, beta, clients)
+    model_centers = rng.normal(0.0, alpha, clients)
+    feature_centers = rng.normal(0.0, beta, clients)
     deviation = np.sqrt(np.arange(1, FEATURES + 1) ** -1.2)
 
-    def client(size: int, u: float, centre: float) -> SyntheticClient:
-        mean = rng.normal(centre, 1.0, FEATURES)
+    def client(size: int, u: float, center: float) -> SyntheticClient:
+        mean = rng.normal(center, 1.0, FEATURES)
         weights = rng.normal(u, 1.0, (FEATURES, CLASSES))
         bias = rng.normal(u, 1.0, CLASSES)
         x = mean + deviation * rng.standard_normal((size, FEATURES))
         return SyntheticClient(x, np.argmax(x @ weights + bias, axis=1), mean, weights, bias)
 
-    return [client(*each) for each in zip(sizes, model_centres, feature_centres, strict=True)]
+    return [client(*each) for each in zip(sizes, model_centers, feature_centers, strict=True)]
 
 
 def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 100, seed: int = 0) -> Task:
-    """Softmax regression, from zero, on Synthetic(alpha, beta); 90 % of each client trains."""
+    """Softmax regression on Synthetic(alpha, beta), initialized at zero.
+
+    Each client trains on 90 % of its examples.
+    """
     if not (0 <= alpha < math.inf and 0 <= beta < math.inf):
         raise TaskError.here(
             f"alpha and beta are standard deviations, at least 0, got {alpha} and {beta}."

@@ -1,4 +1,4 @@
-"""What a task is: clients with examples, a model, and its loss."""
+"""The definition of a task: clients with examples, a model, and its loss."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ import jax
 
 from fedgrad.clients.population import Population
 from fedgrad.core.errors import known_fields
-from fedgrad.tasks.contract import Defaults, PerExample, require_task
+from fedgrad.tasks.task_checks import Defaults, PerExample, require_task
 
 _USUAL = Defaults()
 
@@ -16,14 +16,23 @@ _USUAL = Defaults()
 @known_fields
 @dataclass(frozen=True, repr=False)
 class Task:
-    """A learning problem over clients: their examples, `init(key) -> params`, and the loss of each
-    example of a batch, `loss(params, batch)` or, if it is random, `loss(params, batch, key)`.
+    """A learning problem over clients. All of it is checked when it is made.
+
+    Attributes:
+        train: The population to train on.
+        init: `init(key) -> params`.
+        loss: The loss of each example of a batch, `loss(params, batch)` or, if it is random,
+            `loss(params, batch, key)`.
+        test: Clients with examples to evaluate on.
+        validation: Separate clients, whose loss can be used to learn hyperparameters.
+        metrics: Functions like the loss, by name.
+        defaults: Settings with which the task trains well.
+        name: The name of the task.
+        about: A sentence that describes the data.
+
+    Example:
 
         Task(train=fg.population(clients), init=init, loss=loss)
-
-    `test` has examples to evaluate on; `validation` has clients of its own, whose loss can be what
-    hyperparameters are learned by. `metrics`: like the loss, by name. `about` says in a sentence
-    what the data are. All of it is checked at once.
     """
 
     train: Population

@@ -1,1 +1,1 @@
-"""Training: rounds one after another, watched, recorded, and never lost."""
+"""The training loop, with evaluation, logging, checkpoints and hyperparameter search."""

@@ -1,4 +1,4 @@
-"""The best model of a run, by an evaluation: kept while training goes on to worse ones."""
+"""Keep the best model of a run, as judged by an evaluation metric."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ import numpy as np
 
 from fedgrad.core.errors import ArgumentError, known_arguments, known_fields
 from fedgrad.core.types import Params
-from fedgrad.training.curves import span
+from fedgrad.training.result_curves import span
 
 
 @known_fields
 @dataclass(frozen=True)
 class Best:
-    """The best model of a run: `result.best`. Of trials side by side, the best of each."""
+    """The best model of a run: `result.best`. Each of several side-by-side trials has its own."""
 
     params: Params
-    round: Any  # after which it was that
-    value: Any  # of the metric
+    round: Any  # the round after which the model was the best
+    value: Any  # of the metric, in that round
     metric: str
 
     def __repr__(self) -> str:
@@ -30,7 +30,7 @@ class Best:
 @known_fields
 @dataclass(frozen=True)
 class KeepBest:
-    """What `fg.keep_best` gives: by which metric the best model is kept."""
+    """The return value of `fg.keep_best`: the metric by which the best model is chosen."""
 
     metric: str
     maximize: bool = False
@@ -43,7 +43,7 @@ class KeepBest:
             )
 
     def better(self, best: Best | None, round: int, value: Any, params: Params) -> Best:
-        """The best one so far, of the one before and of this."""
+        """Return the better of the best model so far and the model of this round."""
         here = Best(params, _plain(np.full(np.shape(value), round)), _plain(value), self.metric)
         if best is None or best.metric != self.metric:
             return here
@@ -61,17 +61,29 @@ class KeepBest:
 
 @known_arguments()
 def keep_best(metric: str, maximize: bool = False) -> KeepBest:
-    """Keep the model with the lowest value of a metric (or the highest, with `maximize`), as
-    `result.best`: `fg.fit(..., callbacks=[fg.keep_best("eval.test.accuracy", maximize=True)])`.
+    """Keep the model with the best value of an evaluation metric, as `result.best`.
 
-    The metric is one of an evaluation, in whose rounds the models are compared; that before the
-    first round is one of them. It goes into the checkpoint, so a run that is resumed has the same.
+        fg.fit(..., callbacks=[fg.keep_best("eval.test.accuracy", maximize=True)])
+
+    Models are compared in the rounds in which the metric is evaluated, including the evaluation
+    before the first round. The best model is part of the checkpoint, so a resumed run has the same
+    one.
+
+    Args:
+        metric: The name of an evaluation metric, such as `"eval.test.loss"`.
+        maximize: Keep the model with the highest value instead of the lowest.
+
+    Returns:
+        A callback for `fg.fit`.
+
+    Raises:
+        ArgumentError: If `metric` does not begin with `"eval."`.
     """
     return KeepBest(metric, maximize)
 
 
 def keeping(callbacks: Sequence[Any]) -> KeepBest | None:
-    """The one that is asked for, if it is."""
+    """Return the `fg.keep_best` among the callbacks, if any; refuse more than one."""
     found = [callback for callback in callbacks if isinstance(callback, KeepBest)]
     if len(found) > 1:
         raise ArgumentError.here(
@@ -84,7 +96,7 @@ def keeping(callbacks: Sequence[Any]) -> KeepBest | None:
 def after(
     keep: KeepBest | None, best: Best | None, round: int, found: Mapping[str, Any], params: Params
 ) -> Best | None:
-    """The best one after these metrics of a round, if the one that counts is among them."""
+    """Return the best model after a round; unchanged if the metric was not evaluated in it."""
     if keep is None or keep.metric not in found:
         return best
     return keep.better(best, round, found[keep.metric], params)

@@ -1,8 +1,8 @@
-"""Checkpoints: the state and the history of a run in one file that checks itself.
+"""Checkpoints: the state and the history of a run in one file with a checksum.
 
-The file is an .npz that `np.load` opens: the leaves of the state by name, the history, and
-`checkpoint.json`, which says what they are. Nothing in it is code. Its last 64 bytes, the comment
-of the zip archive, are the SHA-256 of all others. The one before it is kept.
+The file is an .npz that `np.load` opens. It holds the leaves of the state by name, the history, and
+`checkpoint.json`, which describes them; it contains no code. Its last 64 bytes, the comment of the
+zip archive, are the SHA-256 of all other bytes. The previous checkpoint is kept beside it.
 """
 
 import hashlib
@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgrad.clients.handles import Handle
 from fedgrad.core.types import State
-from fedgrad.federation.protocol import state as on_nodes
-from fedgrad.federation.protocol.values import NodeValue
 from fedgrad.training import models
 from fedgrad.training.best import Best
 from fedgrad.training.config import differences, leaves, name_of
@@ -28,28 +27,28 @@ from fedgrad.training.history import History
 from fedgrad.training.log import number, plain
 
 NAME, PREVIOUS, FORMAT = "checkpoint.npz", "checkpoint.previous.npz", 1
-DIGEST = 64  # bytes, in hexadecimal
+DIGEST = 64  # hexadecimal characters of a SHA-256
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after some rounds."""
+    """A run after some number of rounds."""
 
     round: int
     state: State
     history: History
     config: dict[str, Any]
-    best: Best | None = None  # where it is kept
+    best: Best | None = None  # with fg.keep_best only
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; the last one becomes the previous one."""
+    """Write a checkpoint, and keep the one that it replaces as the previous one."""
     found, expected = list(leaves(checkpoint.state)), list(checkpoint.config["state"])
     if not set(found) <= set(expected) or any("[" not in n for n in set(expected) - set(found)):
         raise RunFolderError.here(
             "The state cannot be kept: its first one has other leaves than the one after round "
             f"{checkpoint.round}: {sorted(set(found) ^ set(expected))}. Let `init` and `round` "
-            "give states of one structure; only entries of dicts may go, in `between`."
+            "give states of one structure; only entries of dicts may go, in `before_round`."
         )
     arrays: dict[str, np.ndarray] = {}
     description: dict[str, Any] = {"format": FORMAT, "round": checkpoint.round}
@@ -67,27 +66,34 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     write_whole(folder / NAME, _pack(arrays, description), folder / PREVIOUS)
 
 
-def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | None:
-    """The checkpoint in a folder, if there is one. It must be of a run of this config, whose first
-    state (`template`) gives the structure."""
+def load(
+    folder: Path, template: Any, config: dict[str, Any], other_data: bool = False
+) -> Checkpoint | None:
+    """Load the checkpoint in a folder, or return None if there is none.
+
+    The checkpoint must be of a run with this config (except for the data, with `other_data`). The
+    initial state, `template`, gives the structure of the state.
+    """
     path = newest(folder)
     if path is None:
         return None
     arrays, description = read(path)
-    different = differences(description["config"], config)
+    different = differences(description["config"], config, other_data)
     if different:
+        others = 'If they are meant to be others, give resume="other data" to fg.run_folder. '
+        only_data = not differences(description["config"], config, other_data=True)
         raise RunFolderError.here(
             f"{path} is of another run:\n  " + "\n  ".join(different) + "\nTo go on with that run, "
-            "call fg.fit as it was called then. For a new one choose another out=, or give "
-            "resume=False to write over it."
+            f"call fg.fit as it was called then. {others if only_data else ''}For a new one choose "
+            "another out=, or give resume=False to write over it."
         )
     kept = [kind["name"] for kind in description["state"]]
     template = _left(template, set(kept))
     if list(leaves(template)) != kept:
         raise RunFolderError.here(
             f"{path} holds a state that cannot be put together again: its leaves are {kept}, those "
-            f"of this algorithm {list(leaves(template))}. Let `between` only take entries out of "
-            "dicts."
+            f"of this algorithm {list(leaves(template))}. Let `before_round` only take entries out "
+            "of dicts."
         )
     first, structure = jax.tree.flatten(template)
     state = [
@@ -104,13 +110,14 @@ def load(folder: Path, template: Any, config: dict[str, Any]) -> Checkpoint | No
 
 
 def newest(folder: Path) -> Path | None:
-    """The file to go on from, if there is one."""
-    # A crash between two renames, or somebody who removed a damaged one, leaves the one before.
+    """Return the path of the checkpoint to resume from, if there is one."""
+    # Only the previous file exists after a crash between the two renames, or if the user deleted a
+    # damaged checkpoint.
     return next((path for path in (folder / NAME, folder / PREVIOUS) if path.exists()), None)
 
 
 def history(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> History:
-    """The history in a checkpoint that was read."""
+    """Return the history in a checkpoint returned by `read`."""
     columns = {
         column["name"]: (arrays[f"history/{i}/rounds"], arrays[f"history/{i}/values"])
         for i, column in enumerate(description["history"])
@@ -119,7 +126,7 @@ def history(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> Histo
 
 
 def _kept_best(best: Best, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What is said of the best model, whose arrays are added."""
+    """Add the arrays of the best model to `arrays` and return its description."""
     found = [_encode(leaf) for leaf in jax.tree.leaves(best.params)]
     arrays |= {f"best/{i}": array for i, (array, _) in enumerate(found)}
     at, value = (plain(np.asarray(x)) for x in (best.round, best.value))
@@ -128,7 +135,7 @@ def _kept_best(best: Best, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _best(arrays: dict[str, np.ndarray], kept: dict[str, Any] | None, state: State) -> Best | None:
-    """The best model, which has the structure of every other."""
+    """Rebuild the best model, which has the same structure as the model in the state."""
     if kept is None:
         return None
     first, structure = jax.tree.flatten(state.params)
@@ -138,7 +145,7 @@ def _best(arrays: dict[str, np.ndarray], kept: dict[str, Any] | None, state: Sta
 
 
 def _left(state: State, names: set[str], at: tuple[Any, ...] = ()) -> State:
-    """A state without those entries of dicts of which no leaf is named: a race drops its losers."""
+    """Drop the dict entries with no leaf in `names`, such as the losers that a race has dropped."""
     children, structure = jax.tree_util.tree_flatten_with_path(
         state, is_leaf=lambda node: node is not state
     )
@@ -166,7 +173,7 @@ def _pack(arrays: dict[str, np.ndarray], description: dict[str, Any]) -> bytes:
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of a checkpoint, and what they are."""
+    """Read and verify a checkpoint file; return its arrays and their description."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -199,27 +206,27 @@ def _advice(path: Path) -> str:
 
 
 def _encode(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
-    """An array that .npy can hold, and what it is of."""
-    if isinstance(leaf, NodeValue):
-        text = json.dumps(on_nodes.saved(leaf))
+    """Convert a leaf to an array that .npy can hold, and describe how to convert it back."""
+    if isinstance(leaf, Handle):
+        text = json.dumps(leaf.saved())
         return np.frombuffer(text.encode(), np.uint8), {"of": "nodes"}
     kind: dict[str, Any] = {"of": "jax" if isinstance(leaf, jax.Array) else "numpy"}
     if kind["of"] == "jax" and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         kind |= {"of": "key", "implementation": str(jax.random.key_impl(leaf))}
         leaf = jax.random.key_data(leaf)
-    # Whether its dtype gives way to others decides what later rounds compute.
+    # Weak types take part in dtype promotion, so losing them would change later rounds.
     kind["weak"] = bool(getattr(leaf, "weak_type", False))
     array = np.asarray(leaf)
     kind |= {"dtype": array.dtype.name, "shape": list(array.shape)}
-    if array.dtype.kind not in "biufc":  # bfloat16 and its like, which .npy does not know
+    if array.dtype.kind not in "biufc":  # such as bfloat16, which .npy cannot represent
         array = np.frombuffer(array.tobytes(), np.uint8)
     return array, kind
 
 
 def decode(array: np.ndarray, kind: dict[str, Any], first: Any = None) -> Any:
-    """What `_encode` was given; of what is on nodes, `first` says where they are."""
+    """Invert `_encode`. For values kept on nodes, `first` is a handle that knows the nodes."""
     if kind["of"] == "nodes":
-        return on_nodes.restored(first, json.loads(array.tobytes()))
+        return first.restored(json.loads(array.tobytes()))
     dtype = np.dtype(kind["dtype"])
     if array.dtype != dtype:
         array = np.frombuffer(array.tobytes(), dtype)
@@ -229,7 +236,7 @@ def decode(array: np.ndarray, kind: dict[str, Any], first: Any = None) -> Any:
     if kind["of"] == "key":
         return jax.random.wrap_key_data(jnp.asarray(array), impl=kind["implementation"])
     if kind["weak"]:
-        scalar = dtype.type(0).item()  # a Python number: what it becomes is weakly typed
+        scalar = dtype.type(0).item()  # a Python number makes a weakly typed array
         made = jnp.broadcast_to(jnp.asarray(scalar), array.shape).at[...].set(array)
         return made if made.dtype == dtype else jnp.asarray(array)
     return jnp.asarray(array)

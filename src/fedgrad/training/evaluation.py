@@ -1,4 +1,4 @@
-"""How good a model is: what is measured, of whom, and how often."""
+"""Evaluations of a model: which metrics, on which clients, and how often."""
 
 import copy
 import itertools
@@ -21,26 +21,37 @@ from fedgrad.show.numbers import plural
 from fedgrad.training import per_client as spreads
 from fedgrad.training.means import Metric, means, of_portions
 
-Progress = Callable[[int, int], None]  # (clients that are done, of how many)
+Progress = Callable[[int, int], None]  # (clients evaluated, clients in total)
 
 
 @known_fields
 class Evaluation:
-    """A function of the model that gives metrics by name, every so many rounds of training.
+    """A function of the model that returns metrics by name, evaluated every few rounds of training.
 
         fg.Evaluation({"loss": loss, "accuracy": is_right}, clients, every=5)
         fg.Evaluation(lambda params: {"norm": jnp.linalg.norm(params["w"])}, every=1)
 
-    With `clients`: the mean of metrics over all their examples. `metrics` are functions `(params,
-    batch)` that give one number per example (or an `fg.Ratio` of two), by name. It is a program, in
-    which only sums leave a client; `batch_size` is how many examples a client works on at a time,
-    if nothing is said as many as half of the clients have, and at most 100. Clients on disk that
-    are too many for the device are gone over portion by portion; a cohort, such as
-    `clients.sample(key, 1000)`, is a sample of them, always the same. `held_out`: only of these
-    examples of each client, which `fg.holding_out(algorithm, held_out)` does not train on.
-    `per_client`: also how the metrics are spread over clients, as `per_client.loss.mean` (where
-    each client counts alike), `.lowest_tenth` and `.highest_tenth` of clients, and `.percentiles`.
-    Without clients it is a function of the model, whatever that does.
+    With `clients`, each metric is averaged over all their examples, by a program in which only sums
+    leave a client. Clients on disk that do not fit on the device are evaluated in portions. Without
+    `clients`, `metrics` is an arbitrary function of the model.
+
+    Args:
+        metrics: Functions `(params, batch)` by name, each returning one number per example, or an
+            `fg.Ratio` of two such functions. Without `clients`, one function of the model that
+            returns metrics by name.
+        clients: A population, or a cohort such as `clients.sample(key, 1000)`, which is a fixed
+            sample of the clients.
+        batch_size: How many examples a client processes at a time. Defaults to the median number of
+            examples per client, but at most 100.
+        every: How many rounds lie between two evaluations.
+        held_out: Evaluate only on this held-out split of each client, which
+            `fg.holding_out(algorithm, held_out)` does not train on.
+        per_client: Also report how the metrics are distributed over clients: `per_client.loss.mean`
+            (in which every client counts equally), `.lowest_tenth` and `.highest_tenth` of clients,
+            and `.percentiles`.
+
+    Raises:
+        ArgumentError: If the arguments do not fit together.
     """
 
     def __init__(
@@ -53,8 +64,8 @@ class Evaluation:
         per_client: bool = False,
     ) -> None:
         require_whole("every", every)
-        self.every, self.per_client = every, per_client
-        self.metrics = tuple(metrics) if isinstance(metrics, Mapping) else None  # by name
+        self.every, self.per_client, self.held_out = every, per_client, held_out
+        self.metrics = tuple(metrics) if isinstance(metrics, Mapping) else None  # names
         self.program: Program | None = None
         if clients is None:
             further = {"batch_size": batch_size, "held_out": held_out, "per_client": per_client}
@@ -96,12 +107,15 @@ class Evaluation:
 
     @property
     def clients(self) -> Any:
-        """The cohort of all whose examples count."""
+        """The cohort of all clients that are evaluated."""
         return self.of.everyone if isinstance(self.of, Population) else self.of
 
     def __call__(self, params: Params, progress: Progress | None = None) -> Mapping[str, Any]:
-        """The metrics of a model. `progress` is told how many clients are done, of how many, where
-        they are not all asked at once."""
+        """Return the metrics of a model.
+
+        If the clients are evaluated in portions, `progress` is called with the number of clients
+        evaluated so far and in total.
+        """
         if self.program is None:
             return self.function(params)
         found, each = self._asked(self.program, params, progress)
@@ -110,8 +124,11 @@ class Evaluation:
         return {**found, **spreads.spread(each, getattr(self.of, "sharding", None))}
 
     def each_client(self, params: Params) -> dict[str, np.ndarray]:
-        """The metrics of every client, in the order of the population: `{"loss": [0.3, 1.2, ...]}`,
-        of an evaluation with `per_client=True`. NaN for who has no examples."""
+        """Return the metrics of every client, in the order of the population.
+
+        For example `{"loss": [0.3, 1.2, ...]}`, with NaN for clients without examples. Requires
+        `per_client=True`.
+        """
         if self.program is None or not self.per_client:
             raise ArgumentError.here(
                 "each_client() is of an evaluation that looks at each of them: "
@@ -122,7 +139,7 @@ class Evaluation:
     def _asked(
         self, program: Program, params: Params, progress: Progress | None = None
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """The metrics, and the sums of each client if that is wanted."""
+        """Return the metrics and, with `per_client`, the sums of each client."""
         if not isinstance(self.of, Population):
             found = program(params, self.of)
             spreads.require_here(found[2])
@@ -138,20 +155,20 @@ class Evaluation:
                 _, its_sums, its_clients = program(params, portion)
                 sums.append(its_sums)
                 each.append(its_clients)
-                jax.block_until_ready(sums[-2:-1])  # one is computed, and no more are in line
+                jax.block_until_ready(sums[-2:-1])  # at most one portion is in flight
                 done += len(portion)
                 if progress is not None:
                     progress(done, len(self.of))
             return of_portions(sums), jax.tree.map(lambda *parts: np.concatenate(parts), *each)
 
     def on(self, executor: Executor) -> "Evaluation":
-        """The same evaluation, run by another executor."""
+        """Return the same evaluation, run by another executor."""
         if self.program is None:
             raise ArgumentError.here("Only an evaluation of clients can run on an executor.")
         return self._with(self.program.on(executor))
 
     def side_by_side(self) -> "Evaluation":
-        """The evaluation of many models at once, stacked along a leading axis."""
+        """Return the evaluation of many models at once, stacked along a leading axis."""
         one = self.program
         if one is None:
             return self
@@ -168,19 +185,19 @@ class Evaluation:
         return found
 
 
-# What fit takes: an evaluation or a function of the model, or several by name.
+# The `evaluate=` of fit: an evaluation or a function of the model, or several by name.
 Evaluate = Evaluation | Callable[[Any], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Those of a run by name; one that was given without a name has the name ""."""
+    """The evaluations of a run by name; one given without a name is called ""."""
 
     by_name: Mapping[str, Evaluation]
 
     @staticmethod
     def of(given: Evaluate | Mapping[str, Evaluate] | None) -> "Evaluations":
-        """What the user gave, checked."""
+        """Check the `evaluate=` of the user and convert it to evaluations."""
         named = given if isinstance(given, Mapping) else {} if given is None else {"": given}
         for one in named.values():
             if not callable(one):
@@ -193,7 +210,10 @@ class Evaluations:
         )
 
     def like(self, algorithm: Program, stacked: bool) -> "Evaluations":
-        """Where the algorithm runs, unless they were put elsewhere; of models side by side."""
+        """Return the evaluations on the algorithm's executor, unless they have their own.
+
+        With `stacked`, they evaluate several models side by side.
+        """
 
         def prepared(one: Evaluation) -> Evaluation:
             if one.program and algorithm.executor and not one.program.executor:
@@ -203,7 +223,10 @@ class Evaluations:
         return Evaluations({name: prepared(one) for name, one in self.by_name.items()})
 
     def names(self) -> list[str]:
-        """What they give, as a history calls it; `eval.test.`, if that is known only later."""
+        """Return the names of all metrics as they appear in a history.
+
+        Metrics that are only known later are represented by their prefix, such as `eval.test.`.
+        """
         return [
             f"eval.{name}.{metric}" if name else f"eval.{metric}"
             for name, one in self.by_name.items()
@@ -211,15 +234,15 @@ class Evaluations:
         ]
 
     def due(self, round: int, last: bool = False) -> "Evaluations":
-        """Those of this round: all of them, if it is the last one."""
+        """Return the evaluations due in this round; in the last one, all of them."""
         return Evaluations({n: e for n, e in self.by_name.items() if last or not round % e.every})
 
     def missed(self, round: int) -> "Evaluations":
-        """Those that are not due in this round."""
+        """Return the evaluations that are not due in this round."""
         return Evaluations({n: e for n, e in self.by_name.items() if round % e.every})
 
     def __call__(self, params: Params, progress: Progress | None = None) -> dict[str, Any]:
-        """The metrics of a model, by the name of the evaluation where they have one."""
+        """Return the metrics of a model, nested under the name of the evaluation if it has one."""
         found: dict[str, Any] = {}
         for name, evaluation in self.by_name.items():
             metrics = evaluation(params, progress)
@@ -233,6 +256,7 @@ class Evaluations:
 
 
 def _usual_batch(clients: Any) -> int:
-    """Half of the clients are done in one batch, so that few batches are mostly padding."""
+    """Return the median client size, so that half of the clients need one batch and few batches are
+    mostly padding."""
     counts = clients.counts if isinstance(clients, Population) else getattr(clients, "count", None)
     return 100 if counts is None else int(np.clip(np.median(counts), 1, 100))

@@ -1,12 +1,14 @@
-"""The folder of a run: files that are there whole or not at all."""
+"""Files of a run folder, written atomically."""
 
 import contextlib
 import os
+import secrets
+from datetime import datetime
 from pathlib import Path
 
 from fedgrad.core.errors import FederatedError
 
-SEARCH = "search.json"  # is in the folder of a search, and in no other
+SEARCH = "search.json"  # exists only in the folder of a search
 
 
 class RunFolderError(FederatedError):
@@ -14,7 +16,7 @@ class RunFolderError(FederatedError):
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder, made if it is not there."""
+    """Create a folder, with its parents, unless it exists."""
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -24,16 +26,17 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def write_whole(path: Path, content: bytes, previous: Path | None = None) -> None:
-    """Write a file so that after a crash at any moment there is the old one or the new one.
+    """Write a file atomically: after a crash at any moment, either the old or the new file exists.
 
-    The old one is kept as `previous` if that is given.
+    If `previous` is given, the old file is kept under that name.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
+    # The name is unique because several processes may write the report of one run.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power cut could leave it empty
+            os.fsync(file.fileno())  # before the rename, or a power cut could leave an empty file
         if previous is not None and path.exists():
             os.replace(path, previous)
         os.replace(temporary, path)
@@ -45,12 +48,28 @@ def write_whole(path: Path, content: bytes, previous: Path | None = None) -> Non
         raise RunFolderError.here(
             f"Cannot write {path} ({len(content):,} bytes): {error.strerror}. "
             + (f"What was written before is untouched: {older[0]}. " if older else "")
-            + "Make room, or choose another folder, and run it again."
+            + (
+                f"Was {path.parent} removed meanwhile? Run it again."
+                if isinstance(error, FileNotFoundError)
+                else "Make room, or choose another folder, and run it again."
+            )
         ) from error
 
 
+def remove_unfinished(path: Path) -> None:
+    """Remove temporary files left by a process that was killed while writing this file. The caller
+    holds the lock, so no other process is writing."""
+    for left in path.parent.glob(f"{path.name}.*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def now() -> str:
+    """Return the current local date and time in ISO format."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
 def _sync(folder: Path) -> None:
-    # The names of files are data of their folder. Not every system can open one.
+    # File names are data of their folder, so it is synced too; not every system can open one.
     with contextlib.suppress(PermissionError, IsADirectoryError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Training: `fg.fit`."""
+"""Training a model: `fg.fit`."""
 
 import functools
 import os
@@ -14,49 +14,51 @@ from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm, last_of
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import FederatedError, known_arguments
+from fedgrad.core.errors import FederatedError, known_arguments, public
 from fedgrad.core.types import Hyper, Key, Params, State
 from fedgrad.show.numbers import plural
 from fedgrad.show.terminal import monospace
 from fedgrad.training.best import Best
-from fedgrad.training.config import brief, describe
-from fedgrad.training.course import Course
-from fedgrad.training.curves import changes, curves, span
+from fedgrad.training.cohort_schedule import Course
+from fedgrad.training.config import brief, describe, judged_by
 from fedgrad.training.evaluation import Evaluate, Evaluations
-from fedgrad.training.first import BELONGS_ELSEWHERE, require_evaluations, require_rounds
 from fedgrad.training.history import History
 from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.loop import Loop, Played
+from fedgrad.training.preflight import BELONGS_ELSEWHERE, require_evaluations, require_rounds
 from fedgrad.training.progress import display, round_up
+from fedgrad.training.result_curves import changes, curves, span
 from fedgrad.training.run_folder import Keeping, RunFolder, run_folder
 from fedgrad.training.stopping import Callback, check_callbacks, require_stops
 
-LINES = 10  # of a result that is printed
+LINES = 10  # at most, when a result is printed
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What training gave: the last state, and everything that happened on the way. It prints as a
-    few lines, and shows curves in a notebook."""
+    """The outcome of training: the final state and the history. It prints as a few lines and shows
+    curves in a notebook."""
 
     state: State
-    # The hyperparameters of the last round: learned ones as they were used in it, those of a race
-    # without its `race.pace`, and schedules, which `algorithm.starting` takes again, as they are.
+    # The hyperparameters of the last round. Learned ones have the values used in it, those of a
+    # race leave out `race.pace`, and schedules are kept as they are, so `algorithm.starting`
+    # accepts all.
     hyper: Hyper
     history: History
     rounds: int
-    stopped: str | None  # why it ended before the last round, if it did
-    name: str = "training"  # what the algorithm is called
+    stopped: str | None  # the reason, if training ended before the last round
+    name: str = "training"  # the name of the algorithm
     best: Best | None = None  # the best model, with callbacks=[fg.keep_best(...)]
 
     @property
     def params(self) -> Params:
-        """The model: where the algorithm averages (`fg.averaged`, `fg.fed_auto`), the average."""
+        """The model; with an averaging algorithm (`fg.averaged`, `fg.fed_auto`), the average."""
         return self.state.params
 
     @property
     def last(self) -> Params:
-        """The model that training would go on with."""
+        """The model that training would continue from."""
         return last_of(self.state)
 
     def __repr__(self) -> str:
@@ -75,7 +77,7 @@ class Result:
     def _model(self) -> str:
         try:
             params = self.params
-        except FederatedError:  # of a run that was loaded, where it has classes of its own
+        except FederatedError:  # a loaded run, whose model is made of custom classes
             return "model: fg.load(folder, like=params) knows what it is made of"
         leaves = [leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
         kinds = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves))
@@ -97,35 +99,51 @@ def fit(
     out: str | os.PathLike[str] | RunFolder | None = None,
     progress: Any = True,
 ) -> Result:
-    """Train a model: rounds of an algorithm on cohorts of clients.
+    """Train a model by running rounds of an algorithm on cohorts of clients.
 
         result = fg.fit(fg.fed_auto(loss), clients, params=params, rounds=200)
 
-    `cohort_size`: how many clients take part in a round; by default a tenth of them, but at least
-    10 (or all, if there are fewer) and at most 50. `key`: `jax.random.key(0)`, if nothing is said.
-    The clients of a round, and its key, depend on `key`, the number of the round, and how many
-    clients there are and take part: runs of different algorithms with one key see the same
-    clients in the same order. Where it
-    runs and what it starts with belong to the algorithm: `algorithm.on(executor)`,
-    `algorithm.starting(hyper)`.
+    The clients and the key of a round depend only on `key`, the number of the round, the number of
+    clients and the cohort size: runs of different algorithms with one key see the same clients in
+    the same order. The executor and the initial hyperparameters belong to the algorithm:
+    `algorithm.on(executor)`, `algorithm.starting(hyper)`.
 
-    `evaluate`: a `fg.Evaluation`, which says how often; or a function of the model that gives
-    metrics by name, every 10 rounds; or several by name. All are asked before the first round (as
-    round 0) and after the last one, and run where the algorithm does unless they were put
-    elsewhere. `callbacks` are called with (round, state, metrics) after every round and stop
-    training by returning True, or the reason; before the first one their `begin(history, about)`,
-    if they have it, sees the rounds of a run that is resumed, their `failed(error)` sees what
-    training raises, and their `close()` comes last. See `fg.early_stop`, `fg.non_finite` and
-    `fg.keep_best`; for others to look at it, `fg.TensorBoard`, `fg.WandB`, `fg.MLflow` and
-    `fg.CSV`. `out` is a folder, or a `fg.run_folder`, from which an interrupted run goes on;
-    `fg.load` reads it. `progress`: False is silent.
+    Args:
+        algorithm: The algorithm, such as `fg.fed_auto(loss)`.
+        clients: The population from which cohorts are sampled.
+        params: The model to start from, a pytree of arrays.
+        rounds: The number of rounds.
+        cohort_size: How many clients take part in a round. Defaults to a tenth of them, but at
+            least 10 (or all, if there are fewer) and at most 50.
+        key: The random key. Defaults to `jax.random.key(0)`.
+        evaluate: A `fg.Evaluation`, which has its own interval; or a function of the model that
+            returns metrics by name, called every 10 rounds; or several of these by name. All are
+            evaluated before the first round (as round 0) and after the last one, and run on the
+            algorithm's executor unless they have their own.
+        callbacks: Functions called with (round, state, metrics) after every round. A callback stops
+            training by returning True or a reason. If it has these methods, `begin(history, about)`
+            is called before the first round with the rounds of a resumed run, `failed(error)` with
+            an exception raised during training, and `close()` last. See `fg.early_stop`,
+            `fg.non_finite` and `fg.keep_best`; for logging, `fg.TensorBoard`, `fg.WandB`,
+            `fg.MLflow` and `fg.CSV`.
+        out: A folder, or a `fg.run_folder`, from which an interrupted run resumes. `fg.load` reads
+            it.
+        progress: Whether to show progress; or a rich `Console` to show it on.
+
+    Returns:
+        A `Result` with the model as `result.params`, the `history`, the final state and
+        hyperparameters.
+
+    Raises:
+        ArgumentError: If the arguments do not fit together.
+        RunFolderError: If `out` cannot be written or holds another run.
     """
     evaluations = Evaluations.of(evaluate)
     require_rounds(rounds, of_use=bool(evaluations.by_name) or out is not None)
     check_callbacks(callbacks, evaluations.names())
     with ExitStack() as stack:
         course = stack.enter_context(closing(Course.of(algorithm, clients, cohort_size, key)))
-        first, hyper = course.first(params), course.placed(algorithm.hyper)
+        hyper, first = course.placed(algorithm.hyper), course.first(params)
         require_evaluations(evaluations, params)
         require_stops(callbacks, functools.partial(course.told, first))
         kept = Keeping()
@@ -136,21 +154,24 @@ def fit(
                 "rounds": rounds,
                 "planned": rounds,
                 "config": folder.config,
+                "evaluations": judged_by(evaluations),
             }
             kept = Keeping(folder, describe(course, first, settings))
         interrupts = stack.enter_context(Interrupts())
-        found = kept.begin(first, rounds)
         stack.callback(kept.close)
+        found = kept.begin(first, rounds)
         about = brief(course, rounds)
         for callback in callbacks:
             getattr(callback, "begin", lambda *_: None)(found.history, about)
             stack.push(functools.partial(_end, callback))
         shown = display(progress, found.round, rounds, course.clients)
         stack.callback(shown.close)
-        # A run that is extended keeps to what was planned when it began.
+        # A run that is extended keeps the number of rounds that it was first planned for.
         planned = found.config.get("planned", rounds)
         loop = Loop(
-            lambda round, state: course.play(round, course.between(state, round, planned), hyper),
+            lambda round, state: course.play(
+                round, course.before_round(state, round, planned), hyper
+            ),
             Played(found.round, course.placed(found.state)),
             rounds,
             found.history,
@@ -162,7 +183,7 @@ def fit(
             found.best,
             kept.shown(rounds, params, found.history),
         )
-        del first, found  # a state can be big: while rounds go on, nobody holds the first one
+        del first, found  # a state can be large, so the initial one is freed while rounds run
         loop.run()
         kept.end(loop.stopped)
     known, learned = names_of.paths(algorithm.hyper), Metrics.of(loop.history).hyper
@@ -175,14 +196,14 @@ def fit(
 
 
 def _end(callback: Callback, kind: Any, error: BaseException | None, trace: Any) -> None:
-    """Training is over: a callback is told if it failed, and closed."""
+    """Tell a callback that training is over: `failed(error)` if it raised, then `close()`."""
     if error is not None:
         getattr(callback, "failed", lambda error: None)(error)
     getattr(callback, "close", lambda: None)()
 
 
 def _is_stacked(trained: Any, given: Any) -> bool:
-    """Whether the state holds a model for each of several trials side by side."""
+    """Return whether the state holds a model for each of several side-by-side trials."""
     models, one = jax.tree.leaves(trained), jax.tree.leaves(given)
     return len(models) == len(one) and all(
         jnp.ndim(a) == jnp.ndim(b) + 1 for a, b in zip(models, one, strict=True)

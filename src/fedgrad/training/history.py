@@ -1,28 +1,29 @@
-"""What happened, round by round, as arrays."""
+"""The metrics of a run, round by round, as arrays."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from fedgrad.core.errors import FederatedError, needs
+from fedgrad.core.errors import FederatedError, needs, public
 from fedgrad.training import per_client
-from fedgrad.training.curves import curves
+from fedgrad.training.result_curves import curves
 
-SHOWN = 20  # metrics, at most
+SHOWN = 20  # metrics in a repr, at most
 
 
 class MetricError(FederatedError, KeyError):
-    """A metric that was not recorded is asked for."""
+    """Raised when a metric is not in the history, or does not fit its earlier values."""
 
-    __str__ = Exception.__str__  # KeyError would show its message in quotes
+    __str__ = Exception.__str__  # KeyError would put quotes around the message
 
 
+@public
 class History(Mapping[str, np.ndarray]):
-    """Metrics by name, `history["loss"]`: one entry for each round, along the first axis.
+    """Metrics by name: `history["loss"]` has one entry for each round along its first axis.
 
-    Rounds are counted from 1. A metric that is not taken in every round, like those of an
-    evaluation, has its own `history.rounds(name)`. Trials side by side are a second axis.
+    Rounds are counted from 1. A metric that is not recorded in every round, such as that of an
+    evaluation, has its own `history.rounds(name)`. Side-by-side trials are a second axis.
     """
 
     def __init__(self, columns: Mapping[str, tuple[Any, Any]] = {}) -> None:
@@ -52,25 +53,25 @@ class History(Mapping[str, np.ndarray]):
         return curves(self.columns())
 
     def rounds(self, name: str) -> np.ndarray:
-        """The rounds in which a metric was taken."""
+        """Return the rounds in which a metric was recorded."""
         return self._column(name).rounds
 
     def under(self, name: str) -> dict[str, np.ndarray]:
-        """All metrics below a name: `history.under("hyper")["server.learning_rate"]`."""
+        """Return all metrics below a prefix: `history.under("hyper")["server.learning_rate"]`."""
         start = f"{name}."
         return {n.removeprefix(start): v for n, v in self.items() if n.startswith(start)}
 
     def columns(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Of each metric, the rounds in which it was taken, and its values."""
+        """Return, for each metric, the rounds in which it was recorded and its values."""
         return {name: (column.rounds, column.values) for name, column in self._columns.items()}
 
     def until(self, round: int) -> "History":
-        """The history as it was after that round."""
+        """Return the history up to and including a round."""
         kept = self.columns().items()
         return History({name: (r[r <= round], v[r <= round]) for name, (r, v) in kept})
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict for each round: its number, and the metrics that were taken in it."""
+        """Return one dict for each round, with its number and the metrics recorded in it."""
         found: dict[int, dict[str, Any]] = {}
         for name, values in self.items():
             for round, value in zip(self.rounds(name).tolist(), values, strict=True):
@@ -78,9 +79,11 @@ class History(Mapping[str, np.ndarray]):
         return [found[round] for round in sorted(found)]
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame`: a row for each round, a column for each metric (`loss/0`, `loss/1`,
-        ... of trials side by side; not the percentiles of clients, which are a hundred each). What
-        was not taken in a round is NaN."""
+        """Return a `pandas.DataFrame` with a row for each round and a column for each metric.
+
+        Side-by-side trials have columns `loss/0`, `loss/1`, ... The percentiles of clients are left
+        out, since they are a hundred numbers each. Metrics not recorded in a round are NaN.
+        """
         with needs("history.to_pandas()", "pandas"):
             import pandas
         rows = [numbers(row) for row in self.rows()]
@@ -89,7 +92,7 @@ class History(Mapping[str, np.ndarray]):
         return frame.set_index("round")
 
     def record(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """Add the metrics of a round. Only `fg.fit` does this."""
+        """Add the metrics of a round. Only `fg.fit` calls this."""
         for name, value in metrics.items():
             value = np.asarray(value)
             if name not in self._columns:
@@ -105,8 +108,8 @@ class History(Mapping[str, np.ndarray]):
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics as numbers, each with a name; those of trials side by side are `loss/0`, ... What is
-    only for a histogram of clients stays in the history."""
+    """Flatten metrics to named numbers; side-by-side trials become `loss/0`, `loss/1`, ...
+    Percentiles of clients, which only serve for histograms, are left out."""
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if per_client.is_for_a_histogram(name):
@@ -118,9 +121,9 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _Column:
-    """An array that grows: a round costs an assignment, not a copy of all rounds before it.
+    """An array with amortized constant-time append, instead of one copy per round.
 
-    Its dtype is one that holds every number exactly, so it may become wider.
+    Its dtype is widened if needed to hold every number exactly.
     """
 
     def __init__(self, rounds: np.ndarray, values: np.ndarray) -> None:
@@ -145,10 +148,10 @@ class _Column:
         if self._size == len(self._rounds):
             self._rounds, self._values = _grown(self._rounds), _grown(self._values)
         self._rounds[self._size], self._values[self._size] = round, value
-        self._size += 1  # last: an interrupt before this leaves the column as it was
+        self._size += 1  # last, so that an interrupt before this leaves the column unchanged
 
     def _widen(self, name: str, round: int, value: np.ndarray) -> None:
-        """Make room for a value of another dtype; refuse one beside which another would change."""
+        """Widen the dtype to hold a value of another one; refuse if a number would change."""
         dtype = np.result_type(self._values.dtype, value.dtype)
         if not all(_fits(x, dtype) for x in (self._values[: self._size], value)):
             raise MetricError.here(
@@ -160,10 +163,10 @@ class _Column:
 
 
 def _fits(values: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype holds these numbers exactly: a float has fewer digits than an integer."""
+    """Return whether a dtype is exact for these numbers; large integers lose digits in floats."""
     if values.dtype.kind not in "iu" or dtype.kind != "f":
         return True
-    # A float that was rounded up may be above every integer, so Python's integers are compared.
+    # Compare Python integers: a float that was rounded up may exceed every integer of the dtype.
     return bool(np.all(values.astype(dtype).astype(object) == values.astype(object)))
 
 

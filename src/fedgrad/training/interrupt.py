@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one ends training, the second one does not end the saving of it."""
+"""Ctrl-C and SIGTERM: the first stops training; a second one does not interrupt the final save."""
 
 import signal
 import sys
@@ -8,16 +8,15 @@ from typing import Any, Self
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether somebody asked for this end: by Ctrl-C, or by SIGTERM."""
+    """Return whether an exception comes from Ctrl-C or SIGTERM."""
     return isinstance(error, KeyboardInterrupt | SystemExit)
 
 
 class Interrupts:
-    """While this is entered, an interrupt that follows another one is answered, not obeyed; the
-    third is obeyed. It works in the main thread, the only one that a signal reaches.
+    """A context in which the second interrupt only prints a message, and the third one is obeyed.
 
-    SIGTERM, by which machines are taken away, ends the process as `sys.exit(143)` does, unless the
-    program has its own idea of it.
+    It works in the main thread, the only one that receives signals. SIGTERM, which preempted
+    machines receive, exits like `sys.exit(143)`, unless the program has its own handler.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class Interrupts:
             signal.signal(number, before)
 
     def survived(self) -> None:
-        """Somebody caught the interrupt and training goes on: the next one is a first one."""
+        """Reset the count: the interrupt was caught and training continues."""
         self.pressed = 0
 
     def _take(self, number: int, before: Any) -> None:

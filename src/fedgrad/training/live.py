@@ -1,7 +1,7 @@
-"""A run as it goes on, for those who look at it: status.json, and the report.
+"""Live view of a run: status.json and the report.
 
-The room of reports is one that training does not know. It gives a
-function that writes the report of a run (`reported_by`); when, is decided here.
+Training does not import the reports package. The latter registers a function that writes the report
+of a run (`reported_by`); this module decides when to call it.
 """
 
 import json
@@ -10,7 +10,6 @@ import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +18,29 @@ import numpy as np
 
 from fedgrad.core.errors import warn
 from fedgrad.core.types import Params
-from fedgrad.training.files import RunFolderError, write_whole
+from fedgrad.training.files import RunFolderError, now, write_whole
 from fedgrad.training.history import History
 
 NAME = "status.json"
 SECONDS = 3.0  # between two reports, at least
-SHARE = 50  # reporting may take one part in so many of the time
+SHARE = 50  # writing reports may take 1/SHARE of the time
 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run is, and what the history does not tell."""
+    """The progress of a run, with facts that the history does not hold."""
 
     began: str  # ISO date and time
-    rounds: int  # that were asked for
+    rounds: int  # requested
     parameters: int
     running: bool = True
-    stopped: str | None = None  # why it ended before the last round, if it did
+    stopped: str | None = None  # the reason, if training ended before the last round
     written: str = ""  # ISO date and time
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A run as it is now: what a report is made of."""
+    """A snapshot of a run, from which a report is made."""
 
     folder: Path
     history: History
@@ -54,13 +53,13 @@ _reports: list[Report] = []
 
 
 def reported_by(report: Report) -> Report:
-    """Let this function write the report of every run that has a folder, and say where it is."""
+    """Register the function that writes the report of a run and returns its path."""
     _reports[:] = [report]
     return report
 
 
 class Live:
-    """Writes the status and the report of a run now and then; without a folder it is silent."""
+    """Writes the status and the report of a run periodically; without a folder, does nothing."""
 
     def __init__(
         self,
@@ -74,12 +73,12 @@ class Live:
         self.reports, self.open, self.due = report, open, 0.0
 
     def show(self, history: History) -> None:
-        """A round is over: write the report if it is time to."""
+        """Write the report after a round, if it is due."""
         if self.status is not None and time.monotonic() >= self.due:
             self._write(history, self.status)
 
     def end(self, history: History, stopped: str | None) -> None:
-        """Training is over, or was interrupted: then `stopped` says so."""
+        """Write the final report. `stopped` is the reason if training ended early."""
         if self.status is not None:
             self._write(history, replace(self.status, running=False, stopped=stopped))
 
@@ -87,7 +86,7 @@ class Live:
         if self.folder is None:
             return
         begin = time.monotonic()
-        seen = Seen(self.folder, history, self.config, replace(status, written=_now()))
+        seen = Seen(self.folder, history, self.config, replace(status, written=now()))
         with harmless(self.folder) as failed:
             write_whole(self.folder / NAME, json.dumps(asdict(seen.status), indent=1).encode())
             for report in _reports if self.reports else ():
@@ -103,7 +102,8 @@ class Live:
 
 @contextmanager
 def harmless(folder: Path) -> Iterator[list[Exception]]:
-    """Training does not end because nobody can look at it. Gives a list of what went wrong."""
+    """Keep errors of reporting from stopping training: suppress them, with a warning if they are
+    unexpected. Yields a list of them."""
     failed: list[Exception] = []
     try:
         yield failed
@@ -122,23 +122,19 @@ def live(
     report: bool,
     open: bool,
 ) -> Live:
-    """What shows a run, which begins now or goes on, with a report that says so."""
+    """Start the live view of a run that begins or resumes, and write its first report."""
     earlier = read_status(folder) if len(history) else None
     size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
-    status = Status(earlier.began if earlier else _now(), rounds, size)
+    status = Status(earlier.began if earlier else now(), rounds, size)
     shown = Live(folder, config, status, report, open)
     shown.show(history)
-    shown.due = 0.0  # the first round is worth telling
+    shown.due = 0.0  # also report the first round
     return shown
 
 
 def read_status(folder: Path) -> Status | None:
-    """What is written in a folder, if that is a status."""
+    """Read the status from a folder; None if there is no valid one."""
     try:
         return Status(**json.loads((folder / NAME).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

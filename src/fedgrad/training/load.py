@@ -1,4 +1,4 @@
-"""A run that is in its folder, without the algorithm and the clients: `fg.load`."""
+"""Load a run from its folder, without the algorithm and the clients: `fg.load`."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ from fedgrad.training.log import number
 
 @dataclass(frozen=True, repr=False)
 class LoadedState:
-    """Of a state that was loaded, the model, and all arrays by name."""
+    """The model and the named arrays of a loaded state."""
 
     arrays: Mapping[str, Any]
     model: Callable[[], Params]
@@ -35,7 +35,7 @@ class LoadedState:
 
     @property
     def last(self) -> Params:
-        """The model that training goes on with, which only the algorithm knows."""
+        """Unavailable: only the algorithm knows which model training continues from."""
         raise RunFolderError.here(
             "A run that was loaded has its model, as params; what training goes on with is known "
             "to the algorithm. Call fg.fit as it was called then, with the same out=."
@@ -44,13 +44,22 @@ class LoadedState:
 
 @known_arguments()
 def load(folder: str | os.PathLike[str], like: Params | None = None) -> Result:
-    """The run in a folder that was given as `fg.fit(..., out=)`, as of its last checkpoint: its
-    `params`, `hyper`, `history` and `rounds`, also while it goes on. It needs neither the algorithm
-    nor the clients.
+    """Load a run from the folder given as `fg.fit(..., out=)`, as of its last checkpoint.
 
-    A model of dicts, lists and tuples is there as it was. One of other classes, such as an Equinox
-    module, needs one `like` it, with whatever numbers; without it the `best` one, where
-    `fg.keep_best` kept it, is a dict of arrays by name.
+    The result has its `params`, `hyper`, `history` and `rounds`. The run may still be going on.
+    Neither the algorithm nor the clients are needed.
+
+    Args:
+        folder: The folder of the run.
+        like: A model with the same structure and any numbers. It is needed for models that contain
+            other classes than dicts, lists and tuples, such as Equinox modules. Without it, the
+            `best` model kept by `fg.keep_best` is a dict of arrays by name for such models.
+
+    Returns:
+        A `Result`, as `fg.fit` returns.
+
+    Raises:
+        RunFolderError: If the folder holds no run, or a search, or `like` does not fit the model.
     """
     path = checkpoint.newest(Path(folder))
     if path is None and (Path(folder) / SEARCH).exists():
@@ -70,7 +79,7 @@ def load(folder: str | os.PathLike[str], like: Params | None = None) -> Result:
     state = LoadedState(_named(arrays, description), model)
     history, config = checkpoint.history(arrays, description), description["config"]
     if like is not None:
-        model()  # what does not fit is said now
+        model()  # fail now if `like` does not fit
     name = config["algorithm"].get("name", config["algorithm"]["round"])
     hyper, best = _hyper(config["hyper"], history), _best(arrays, description, like)
     ended = (history, description["round"], _stopped(Path(folder)))
@@ -88,7 +97,7 @@ def _named(arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) -> 
 def _best(
     arrays: dict[str, np.ndarray], description: dict[str, Any], like: Params | None
 ) -> Best | None:
-    """The best model that was kept, which has the structure of every other."""
+    """Rebuild the best model, which has the same structure as the model in the state."""
     kept, model = description.get("best"), description.get("model")
     if kept is None or model is None:
         return None
@@ -107,7 +116,7 @@ def _best(
 
 
 def _hyper(first: Mapping[str, Any], history: History) -> Hyper:
-    """Those that it began with, and what was learned since, nested as they were."""
+    """Return the initial hyperparameters, updated with the learned values, nested as they were."""
     learned = {n: v[-1].item() for n, v in Metrics.of(history).hyper.items() if v.ndim == 1}
     nested: dict[str, Any] = {}
     for name, value in {**first, **{n: v for n, v in learned.items() if n in first}}.items():

@@ -1,4 +1,4 @@
-"""A run's history as JSON lines: an object for each round, written as training goes."""
+"""The history of a run as JSON lines, one object per round, written during training."""
 
 import json
 import math
@@ -14,22 +14,22 @@ from fedgrad.training.files import RunFolderError, write_whole
 from fedgrad.training.history import History
 
 FLUSH_SECONDS = 1.0
-# JSON has no such numbers; these strings are read back by float() and by JavaScript's Number().
+# JSON has no such numbers. Python's float() and JavaScript's Number() parse these strings.
 NOT_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
 class Log:
-    """Appends rounds to a file; what a reader sees is at most about a second old."""
+    """Appends rounds to a file, which lags behind by at most about a second."""
 
     def __init__(self, path: Path, history: History) -> None:
-        """Start with the rounds so far. What a killed run wrote after them is left out."""
+        """Start with the rounds so far; drop later ones that a killed run wrote."""
         self.path = path
         write_whole(path, "".join(map(_line, history.rows())).encode())
         self.file = open(path, "a", encoding="utf-8")
         self.flushed = time.monotonic()
 
     def write(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """Add a round."""
+        """Append a round."""
         try:
             self.file.write(_line({"round": round, **metrics}))
             if time.monotonic() - self.flushed > FLUSH_SECONDS:
@@ -39,7 +39,7 @@ class Log:
             raise self._failed(error) from error
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the file."""
         try:
             self.file.close()
         except OSError as error:
@@ -53,10 +53,10 @@ class Log:
 
 
 def read_log(path: str | os.PathLike[str]) -> History:
-    """The history in a log, also of a run that is going on or was killed while writing a line."""
+    """Read the history from a log, even of a run in progress or killed while writing a line."""
     history = History()
     lines = Path(path).read_text(encoding="utf-8").split("\n")
-    for line in lines[:-1]:  # after the last line break there is nothing, or half a line
+    for line in lines[:-1]:  # what follows the last line break is empty or an incomplete line
         row = json.loads(line)
         history.record(row.pop("round"), {name: number(v) for name, v in row.items()})
     return history
@@ -67,7 +67,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A number or an array as JSON has it; a float of 32 bits is written exactly."""
+    """Convert a number or an array to JSON; 32-bit floats are written exactly."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
@@ -78,7 +78,7 @@ def plain(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """What `plain` wrote, read back."""
+    """Invert `plain`."""
     if isinstance(value, list):
         return np.asarray([number(v) for v in value])
     return float(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Callbacks that tell others every round of a run, under the names that its history has."""
+"""Callbacks that log every round of a run, under the metric names of its history."""
 
 import csv
 import os
@@ -20,23 +20,26 @@ FLUSH_SECONDS = 1.0
 
 
 class Logger(ABC):
-    """Tells every round once, in order: those before a run was resumed too, and what is evaluated
-    only because training stops. Of several processes the first one does."""
+    """Logs every round once, in order.
+
+    These include the rounds before a run was resumed, and evaluations made only because training
+    stopped. With several processes, only the first one logs.
+    """
 
     def __init__(self) -> None:
         self.history: History | None = None
-        self.told: tuple[int, set[str]] | None = None  # the last round, and the names that it had
-        self.error: BaseException | None = None  # that ended training
-        self.first = 0  # who has rounds before this one already is not told them again
+        self.told: tuple[int, set[str]] | None = None  # the last round logged, and its metric names
+        self.error: BaseException | None = None  # the one that ended training
+        self.first = 0  # earlier rounds are already in the external log and are skipped
 
     def begin(self, history: History, about: Mapping[str, Any]) -> None:
-        """A run begins, or goes on after the rounds of `history`, which grows with it."""
+        """Begin a run, or resume it after the rounds of `history`, which training extends."""
         self.history, self.told, self.error = history, None, None
         if jax.process_index() == 0:
             self.open(about)
 
     def __call__(self, round: int, state: State, metrics: Metrics) -> None:
-        """A round is over."""
+        """Log a round."""
         if self.history is None:
             self.begin(History(), {})
         if jax.process_index() == 0:
@@ -44,11 +47,11 @@ class Logger(ABC):
             self._tell(round, metrics.named())
 
     def failed(self, error: BaseException) -> None:
-        """Training has raised; `close` comes next."""
+        """Remember the exception that training raised; `close` follows."""
         self.error = error
 
     def close(self) -> None:
-        """Training is over."""
+        """Log what is left, and end the run."""
         if self.history is not None and jax.process_index() == 0:
             self._catch_up(None)
             rows = self.history.rows()[-1:]
@@ -60,7 +63,7 @@ class Logger(ABC):
         self.history = None
 
     def _catch_up(self, last: int | None) -> None:
-        """What was there before the first round that is told."""
+        """Log the rounds before the first one seen by this callback."""
         if self.told is None and self.history is not None:
             for row in (self.history if last is None else self.history.until(last)).rows():
                 self._tell(row.pop("round"), row)
@@ -72,21 +75,24 @@ class Logger(ABC):
 
     @abstractmethod
     def open(self, about: Mapping[str, Any]) -> None:
-        """A run begins. `about`: its algorithm, hyperparameters, ..."""
+        """Begin a run. `about` holds its algorithm, hyperparameters, ..."""
 
     @abstractmethod
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """The numbers of a round, or more of them."""
+        """Log the numbers of a round, or further ones for the same round."""
 
     @abstractmethod
     def end(self) -> None:
-        """There are no more; because of `self.error`, if there is one."""
+        """End the run, which failed if `self.error` is set."""
 
 
 @known_fields
 class CSV(Logger):
-    """A callback that writes a table with a row for each round, `fg.CSV("runs/1.csv")`, which
-    follows the training by a second. What was not taken in a round is empty."""
+    """A callback that writes a CSV table with a row for each round: `fg.CSV("runs/1.csv")`.
+
+    The file lags behind training by at most about a second. Metrics not recorded in a round are
+    empty.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
@@ -95,19 +101,19 @@ class CSV(Logger):
         self.table: Any = None
 
     def open(self, about: Mapping[str, Any]) -> None:
-        """A run begins: with an empty file, so that what is wrong with it is known now."""
+        """Begin a run by creating an empty file, so that an unwritable path fails now."""
         self.names, self.rows = ["round"], list[dict[str, Any]]()
         self._write_all()
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """A row, or more of the last one."""
+        """Append a row, or add columns to the last one."""
         more = bool(self.rows) and self.rows[-1]["round"] == round
         new = [name for name in values if name not in self.names]
         if more:
             self.rows[-1] |= values
         else:
             self.rows.append({"round": round, **values})
-        if more or new:  # a file cannot be changed before its end
+        if more or new:  # rewrite the file: it can only be appended to
             self.names += new
             self._write_all()
         else:
@@ -117,7 +123,7 @@ class CSV(Logger):
                 self.flushed = time.monotonic()
 
     def end(self) -> None:
-        """Write what is left."""
+        """Close the file."""
         self.file.close()
         self.file = None
 

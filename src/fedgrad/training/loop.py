@@ -1,7 +1,7 @@
-"""The rounds of a run, one after another.
+"""The training loop.
 
-Devices are kept busy: a round is started before the results of the last ones are there, so that
-recording, showing and saving happen while the next rounds are computed.
+Rounds are dispatched before the results of earlier ones are available, so that recording, display
+and checkpoints overlap with the computation of the next rounds.
 """
 
 import itertools
@@ -27,16 +27,16 @@ from fedgrad.training.progress import Display
 from fedgrad.training.run_folder import Keeping
 from fedgrad.training.stopping import Callback, Stop
 
-# How many rounds are started before the results of one are awaited: at least and at most, and so
-# that results are not older than this, nor more bytes of states kept than these; where one state
-# alone has as many, such as that of all clients, none is started ahead. Without a limit, XLA can
-# block itself on several CPU devices, with about 30 programs with collectives in line.
+# How many rounds may be in flight: the bounds of their number, the age of their results in seconds,
+# and the bytes of their states. If a single state exceeds the bytes, such as one with the state of
+# all clients, no round is started ahead. Without a limit, XLA can deadlock on several CPU devices,
+# with about 30 programs with collectives in the queue.
 AHEAD, SECONDS, BYTES = (2, 8), 0.1, 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Played:
-    """A round, the state after it, and its metrics, which may not be there yet."""
+    """A round that was started, the state after it, and its metrics, which may still be pending."""
 
     round: int
     state: State
@@ -45,7 +45,7 @@ class Played:
 
 @dataclass
 class Loop:
-    """Plays rounds from where it is, `at`, to the last one."""
+    """Runs rounds from the current one, `at`, to the last one."""
 
     play: Callable[[int, Any], tuple[Any, Any]]  # (round, state) -> (state, metrics)
     at: Played
@@ -56,16 +56,16 @@ class Loop:
     kept: Keeping = field(default_factory=Keeping)
     display: Display = field(default_factory=Display)
     interrupts: Interrupts = field(default_factory=Interrupts)
-    best: Best | None = None  # model, where one is asked for
+    best: Best | None = None  # if fg.keep_best is among the callbacks
     live: Live = field(default_factory=Live)
     stopped: str | None = None
     warned: bool = False
     ahead: int = field(default_factory=lambda: AHEAD[0])
     settled: float = field(default_factory=time.perf_counter)
-    names: dict[Any, list[str]] = field(default_factory=dict)  # of metrics, by their structure
+    names: dict[Any, list[str]] = field(default_factory=dict)  # of metrics, by tree structure
 
     def run(self) -> None:
-        """All rounds that are left, or until somebody asks to stop. What there is gets saved."""
+        """Run the remaining rounds, or until a callback stops training; save on any exit."""
         try:
             self._play()
         except BaseException as error:
@@ -76,7 +76,7 @@ class Loop:
         self.live.end(self.history, self.stopped)
 
     def _play(self) -> None:
-        self.stopped = self._reason()  # a run that had stopped stays so when it is resumed
+        self.stopped = self._reason()  # a run that had stopped stays stopped when it is resumed
         if self.stopped:
             return
         self._begin()
@@ -90,19 +90,19 @@ class Loop:
                 metrics = replace(metrics, eval=due(state.params, self.display.evaluating))
             _send_home(metrics)
             started.append(Played(round, state, metrics))
-            if round == first or len(started) > self.ahead:  # the first one compiles
-                # Half of them at once: the other half keeps devices busy, and doing the same for
-                # several rounds in a row is quicker than waking up for each.
+            if round == first or len(started) > self.ahead:  # the first round compiles
+                # Wait for half of them: the other half keeps the devices busy, and processing
+                # several rounds in a row is faster than waking up for each.
                 jax.block_until_ready(started[(len(started) - 1) // 2].metrics)
-            # If it stops, rounds that were started too early are forgotten. On a real federation
-            # there are none: its results are there when a round returns.
+            # When training stops, rounds that were started ahead are discarded. A real federation
+            # has none, because its rounds return only when their results are there.
             if self._settle_ready(started):
                 return
         jax.block_until_ready([one.metrics for one in started])
         self._settle_ready(started)
 
     def _begin(self) -> None:
-        """Before the first round: how good the model is that training starts with."""
+        """Evaluate the initial model, before the first round."""
         if self.at.round or self.history or not self.evaluations.by_name:
             return
         found = self._evaluated(self.evaluations, self.at)
@@ -110,7 +110,7 @@ class Loop:
         self.settled = time.perf_counter()
 
     def _evaluated(self, evaluations: Evaluations, one: Played) -> dict[str, np.ndarray]:
-        """Evaluate the model of a round that is over, and remember what is found."""
+        """Evaluate the model of a completed round, and record the metrics."""
         metrics = evaluations(one.state.params, self.display.evaluating)
         found = self._fetch(Metrics(eval=metrics))
         self._record(one, found)
@@ -121,7 +121,7 @@ class Loop:
         self.best = after(keeping(self.callbacks), self.best, one.round, found, one.state.params)
 
     def _settle_ready(self, started: deque[Played]) -> bool:
-        """Tell everybody about the rounds that are over. Whether to stop."""
+        """Record all completed rounds, and return whether to stop."""
         ready = list(itertools.takewhile(lambda one: _is_ready(one.metrics), started))
         if not ready:
             return False
@@ -162,12 +162,12 @@ class Loop:
         }
 
     def _reason(self) -> str | None:
-        # Before the first round there are evaluations, and nothing else to judge by.
+        # Before the first round the history holds only evaluations, and other metrics are missing.
         stops = [c for c in self.callbacks if isinstance(c, Stop)] if self.at.round else []
         return next(filter(None, (stop.reason(self.history) for stop in stops)), None)
 
     def _warn(self, round: int, metrics: Metrics) -> None:
-        # An algorithm that rejects such rounds says so itself.
+        # An algorithm that rejects non-finite rounds reports them itself.
         if self.warned or metrics.loss is None or metrics.rejected is not None:
             return
         bad = np.count_nonzero(~np.isfinite(metrics.loss))
@@ -182,12 +182,12 @@ class Loop:
 
 
 def _why(error: BaseException) -> str:
-    """In a word; the error itself is raised."""
+    """Return a word for the status; the exception itself is raised."""
     return "interrupted" if interrupted(error) else type(error).__name__
 
 
 def _asks(callback: Callable[..., Any], one: Played, metrics: Metrics) -> str | None:
-    """Why a callback wants to stop, if it does."""
+    """Call a callback, and return its reason to stop, if any."""
     found = callback(one.round, one.state, metrics)
     name = getattr(callback, "__name__", type(callback).__name__)
     return found if isinstance(found, str) else f"{name} asked for it" if found else None
@@ -204,7 +204,7 @@ def _is_ready(metrics: Any) -> bool:
 
 
 def _send_home(metrics: Any) -> None:
-    """Start the transfer of results that are computed elsewhere."""
+    """Start copying metrics to the host asynchronously."""
     if jax.default_backend() != "cpu":
         for leaf in jax.tree.leaves(metrics):
             if isinstance(leaf, jax.Array):
@@ -212,13 +212,13 @@ def _send_home(metrics: Any) -> None:
 
 
 def _told(found: Mapping[str, np.ndarray]) -> Metrics:
-    """What callbacks see: numbers, and arrays of trials side by side."""
+    """Convert metrics to what callbacks receive: numbers, or arrays for side-by-side trials."""
     return Metrics.of({name: v.item() if v.ndim == 0 else v for name, v in found.items()})
 
 
 def _host(name: str, leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array) and leaf.is_fully_replicated:
-        leaf = leaf.addressable_data(0)  # quicker to read than the copies on all devices together
+        leaf = leaf.addressable_data(0)  # faster than reading from all devices
     array = np.asarray(leaf)
     if array.dtype.kind in "biuf":
         return array
@@ -226,4 +226,4 @@ def _host(name: str, leaf: Any) -> np.ndarray:
         raise ArgumentError.here(
             f"The metric {name!r} is {type(leaf).__name__} of {array.dtype}. Metrics are numbers."
         )
-    return array.astype(np.float32)  # bfloat16 and its like
+    return array.astype(np.float32)  # such as bfloat16

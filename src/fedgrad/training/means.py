@@ -1,4 +1,4 @@
-"""The program of an evaluation: means of metrics over all examples, of which only sums leave."""
+"""The program of an evaluation: means of metrics over all examples; only sums leave a client."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,27 +24,29 @@ Metric = Callable[..., Any]
 @known_fields
 @dataclass(frozen=True)
 class Ratio:
-    """A metric that is a ratio of two sums over all examples, such as tokens that are right over
-    tokens: `Ratio(right, tokens)`, two functions `(params, batch)` with one number per example."""
+    """A metric that is the ratio of two sums over all examples, such as correct tokens over tokens.
+
+    `Ratio(right, tokens)` takes two functions `(params, batch)` that return one number per example.
+    """
 
     part: Metric
     whole: Metric
 
     def __call__(self, params: Params, batch: Batch) -> jax.Array:
-        """The ratio of each example; 0 where there is nothing."""
+        """Return the ratio for each example; a denominator of 0 counts as 1."""
         part, whole = self.part(params, batch), self.whole(params, batch)
         return part / jnp.where(whole == 0, 1, whole).astype(part.dtype)
 
 
 def of_portions(sums: list[dict[str, tuple[Any, Any]]]) -> dict[str, np.ndarray]:
-    """The metrics of all portions together, of the sums of each."""
+    """Combine the sums of all portions into metrics."""
 
     def total(parts: Any) -> np.ndarray:
         return np.asarray(parts, np.float64).sum(0)
 
     def quotient(name: str) -> np.ndarray:
         tops, bottoms = zip(*(portion[name] for portion in sums), strict=True)
-        with np.errstate(divide="ignore", invalid="ignore"):  # as on the device
+        with np.errstate(divide="ignore", invalid="ignore"):  # NaN and inf, as on the device
             return np.asarray(total(tops) / total(bottoms), tops[0].dtype)
 
     return {name: quotient(name) for name in sums[0]}
@@ -60,8 +62,8 @@ def means(
 
     @program(clients=CLIENTS)
     def evaluate(params: Params, clients: Any) -> Any:
-        """The metrics by name, and of each the two sums whose quotient it is: over all clients, and
-        of each of them if that is wanted."""
+        """Return the metrics by name, and the two sums whose quotient each of them is: over all
+        clients, and with `per_client` those of each client."""
         examples = Examples.of(clients)
         if held_out is not None:
             _, examples = held_out.split(examples)
@@ -78,7 +80,7 @@ def means(
         zero = jnp.zeros((), accumulator(params))
         own = examples.fold(add, dict.fromkeys(summed, zero), batch_size)
 
-        # All of them may be more than an int32 can count.
+        # The total may overflow an int32.
         own_count = examples.count.astype(zero.dtype)
 
         def pairs(totals: dict[str, jax.Array], count: jax.Array) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def _whole(name: str) -> str:
 
 
 def _total(metric: Metric, params: Params, batch: Batch, mask: jax.Array) -> jax.Array:
-    # What is random in training (dropout) is drawn the same way in every evaluation.
+    # A fixed key, so that random metrics (dropout) are the same in every evaluation.
     key = jax.random.key(0) if takes_key(metric) else None
     values = per_example(metric, params, batch, key)
     return jnp.sum(jnp.where(mask, values.astype(accumulator(params)), 0))

@@ -1,4 +1,4 @@
-"""MLflow, as a callback. The only file that knows of it."""
+"""An MLflow callback. The only file that uses MLflow."""
 
 import re
 from collections.abc import Mapping
@@ -12,12 +12,15 @@ from fedgrad.training.logger import Logger
 
 @known_fields
 class MLflow(Logger):
-    """A callback that logs to MLflow: `fg.fit(..., callbacks=[fg.MLflow("digits")])`, where the
-    name is that of an experiment. Further arguments are those of `mlflow.start_run`.
+    """A callback that logs to MLflow: `fg.fit(..., callbacks=[fg.MLflow("digits")])`.
 
-    A run that is active is used, and left open. One that `fg.fit` resumes is a new one there, with
-    all of its rounds; or the same one, if it is named by its `run_id`. Needs the extra
+    If an MLflow run is active, it is used and left open. A run that `fg.fit` resumes becomes a new
+    MLflow run with all of its rounds, unless `run_id` names the earlier one. Requires the extra
     `fedgrad[mlflow]`.
+
+    Args:
+        experiment: The name of the MLflow experiment.
+        **start: Further arguments of `mlflow.start_run`.
     """
 
     def __init__(self, experiment: str | None = None, **start: Any) -> None:
@@ -27,7 +30,7 @@ class MLflow(Logger):
         self.mlflow, self.experiment, self.start = mlflow, experiment, start
 
     def open(self, about: Mapping[str, Any]) -> None:
-        """A run begins: what it is goes into its parameters."""
+        """Begin a run, and log its description as parameters."""
         active = self.mlflow.active_run()
         if active is None and self.experiment is not None:
             self.mlflow.set_experiment(self.experiment)
@@ -35,17 +38,17 @@ class MLflow(Logger):
         self.run_id, self.own = run.info.run_id, active is None
         there = self.mlflow.MlflowClient().get_metric_history(self.run_id, "seconds")
         self.first = max((metric.step + 1 for metric in there), default=0)
-        known = self.mlflow.get_run(self.run_id).data.params  # which cannot be changed
+        known = self.mlflow.get_run(self.run_id).data.params  # MLflow refuses to change them
         words = {_allowed(name): value for name, value in paths(dict(about)).items()}
         self.mlflow.log_params({name: v for name, v in words.items() if name not in known})
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """A round is a step."""
+        """Log a round as a step."""
         found = {_allowed(name): value for name, value in values.items()}
         self.mlflow.log_metrics(found, step=round, run_id=self.run_id)
 
     def end(self) -> None:
-        """Training is over, or has failed: then so has the run there."""
+        """End the MLflow run, as failed or killed if training was, unless it is the user's own."""
         if not self.own:
             return
         if self.error is None:

@@ -1,7 +1,8 @@
-"""The model in a checkpoint: its arrays and its structure, so that it can be read alone.
+"""The model in a checkpoint: its arrays and its structure, so that it can be read on its own.
 
-A model of dicts, lists and tuples is read as it was. Of others (the modules of Equinox, say) only
-the arrays are there, by name, because no code is in a checkpoint; they need a model like them.
+A model of dicts, lists and tuples is restored as it was. For other classes, such as Equinox
+modules, only the named arrays are stored, because a checkpoint contains no code; reading them needs
+a model with the same structure.
 """
 
 from collections.abc import Callable
@@ -19,8 +20,8 @@ Decode = Callable[[np.ndarray, dict[str, Any]], Any]
 
 
 def kept(state: State, arrays: dict[str, np.ndarray], encode: Encode) -> dict[str, Any] | None:
-    """What is said of the model of a state. Its arrays are among the state's, or are added."""
-    # Of several processes only one writes, and it must not compute what the others do not.
+    """Describe the model of a state, and add its arrays to `arrays` unless the state has them."""
+    # With several processes only one writes, and it must not compute what the others do not.
     if jax.process_count() > 1 and "params" not in getattr(state, "__dict__", {}):
         return None
     params = getattr(state, "params", None)
@@ -39,7 +40,7 @@ def kept(state: State, arrays: dict[str, np.ndarray], encode: Encode) -> dict[st
 def read(
     arrays: dict[str, np.ndarray], model: dict[str, Any] | None, like: Params | None, decode: Decode
 ) -> Params:
-    """The model, with the structure of `like` if that is given, or its own."""
+    """Return the model, with the structure of `like` if given, or its own."""
     if model is None:
         raise RunFolderError.here(
             "The checkpoint does not say which of its arrays are the model: an older version wrote "
@@ -61,7 +62,7 @@ def read(
 
 
 def is_plain(model: dict[str, Any]) -> bool:
-    """Whether a model can be read without another one that is like it."""
+    """Return whether a model can be read without `like`."""
 
     def plain(structure: Any) -> bool:
         if not isinstance(structure, dict):
@@ -73,7 +74,7 @@ def is_plain(model: dict[str, Any]) -> bool:
 
 
 def _same(array: np.ndarray, kind: dict[str, Any], arrays: dict[str, np.ndarray]) -> str | None:
-    """Where these very numbers are already: an average is computed whenever it is asked for."""
+    """Find the same numbers in the state: an average is a new array on each access."""
     for at, other in arrays.items():
         if at.startswith("state/") and (other.dtype, other.shape) == (array.dtype, array.shape):
             if other.tobytes() == array.tobytes() and not kind["weak"]:
@@ -82,7 +83,7 @@ def _same(array: np.ndarray, kind: dict[str, Any], arrays: dict[str, np.ndarray]
 
 
 def _structure(numbered: Any) -> Any:
-    """A tree as JSON: leaves are numbers, what JSON cannot say is a name in quotes."""
+    """Convert a tree to JSON: leaves become numbers, and unsupported classes their names."""
     if isinstance(numbered, int) or numbered is None:
         return numbered
     if type(numbered) is dict and all(isinstance(key, str) for key in numbered):

@@ -1,5 +1,4 @@
-"""What one sees while it trains: a line that changes in a terminal and in a notebook, a plain one
-now and then elsewhere."""
+"""Progress display: a live line in terminals and notebooks, occasional plain lines elsewhere."""
 
 import sys
 import time
@@ -11,25 +10,25 @@ import jax
 from fedgrad.algorithms.metrics import Metrics
 from fedgrad.core.errors import ArgumentError
 from fedgrad.core.notebook import Changing
-from fedgrad.training.curves import span
+from fedgrad.training.result_curves import span
 
-SHOWN = 4  # hyperparameters, at most
-COMPILING = "compiling"  # what the first round does first
+SHOWN = 4  # hyperparameters in the line, at most
+COMPILING = "compiling"  # shown until the first round is done
 
 
 class Line(NamedTuple):
-    """Where the line of a display is drawn, and how often."""
+    """The line of a display: functions that draw it, and the time between updates."""
 
-    draw: Callable[[int, str, str], None]  # a round, its values, the pace
-    say: Callable[[str], None]  # a line that stays
-    seconds: float  # between two times
+    draw: Callable[[int, str, str], None]  # (round, values, pace)
+    say: Callable[[str], None]  # prints a permanent line
+    seconds: float  # between two updates
     close: Callable[[], None] = lambda: None
 
 
 class Display:
-    """Shows how far training is: a line that is drawn now and then, and at the end.
+    """Shows the progress of training in one line, updated periodically and at the end.
 
-    Training starts after round `first` and has `clients` a round. Without a line it is silent.
+    Training starts after round `first` with `clients` per round. Without a line, nothing is shown.
     """
 
     def __init__(self, line: Line | None = None, first: int = 0, clients: int = 0, rounds: int = 0):
@@ -44,22 +43,22 @@ class Display:
             line.draw(first, COMPILING, "")
 
     def show(self, round: int, metrics: Metrics) -> None:
-        """A round is over: remember it, and draw it if it is time to."""
+        """Remember a completed round, and draw it if an update is due."""
         self.round, self.last, now = round, (round, metrics), time.perf_counter()
-        if round == self.first + 1:  # it has compiled, which says nothing about the others
+        if round == self.first + 1:  # it includes compilation, so the pace is measured from here
             self.start, self.began = round, now
         if self.line is not None and now - self.drawn >= self.line.seconds:
             self._draw(self.line)
 
     def evaluating(self, done: int, there: int) -> None:
-        """So many of the clients were asked how good the model is: draw it if it is time to."""
+        """Show how many clients have been evaluated, if an update is due."""
         now = time.perf_counter()
         if self.line is not None and now - self.drawn >= self.line.seconds:
             self.drawn = now
             self.line.draw(self.round, f"evaluating, {done:,} of {there:,} clients", "")
 
     def close(self) -> None:
-        """Training is over: leave the last line where it is."""
+        """Draw the last round, and leave the line in place."""
         if self.line is not None:
             self._draw(self.line)
             self.line.close()
@@ -71,7 +70,7 @@ class Display:
             line.draw(round, values(metrics), self._pace(round))
 
     def _pace(self, round: int) -> str:
-        """Clients a second, and the time that is left."""
+        """Return clients per second and the remaining time."""
         seconds = self.drawn - self.began
         if round <= self.start or seconds <= 0:
             return ""
@@ -81,13 +80,13 @@ class Display:
 
 
 def display(progress: Any, first: int, rounds: int, clients: int) -> Display:
-    """The display for this output.
+    """Return the display for the current kind of output.
 
-    It goes to the error stream, so that what a script prints stays what it prints.
+    It writes to stderr, so that the stdout of a script is unchanged.
     """
-    if progress is False or jax.process_index() > 0:  # one of several processes is enough
+    if progress is False or jax.process_index() > 0:  # only the first process shows progress
         return Display()
-    from rich.console import Console  # loaded when it is needed: it takes a while
+    from rich.console import Console  # imported late because it is slow
 
     if progress is not True and not isinstance(progress, Console):
         raise ArgumentError.here(f"progress={progress!r}: give True, False or a rich Console.")
@@ -101,7 +100,7 @@ def display(progress: Any, first: int, rounds: int, clients: int) -> Display:
 
 
 def _live(console: Any, first: int, rounds: int) -> Line:
-    """A line that changes; its own thread draws it, a few times a second."""
+    """Return a live line, drawn by its own thread a few times per second."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     bar = Progress(
@@ -111,7 +110,7 @@ def _live(console: Any, first: int, rounds: int) -> Line:
         TextColumn("{task.fields[pace]}", style="dim", markup=False),
         console=console,
         refresh_per_second=5,
-        # What goes into a file is not to be mixed with what goes to the terminal.
+        # If stdout goes to a file, it must not be mixed with the terminal's output.
         redirect_stdout=sys.stdout.isatty(),
     )
     task = bar.add_task("", total=rounds, completed=first, values=COMPILING, pace="")
@@ -124,13 +123,13 @@ def _live(console: Any, first: int, rounds: int) -> Line:
 
 
 def _notebook(first: int, rounds: int) -> Line:
-    """A line of the cell's output that changes."""
+    """Return a line of the cell's output that is updated in place."""
     line = Changing(_words(rounds, first, COMPILING, ""))
     return Line(lambda *now: line.write(_words(rounds, *now)), print, 0.2)
 
 
 def _plain(rounds: int) -> Line:
-    """A line of text when it begins, every half minute, and at the end."""
+    """Return a line that is printed at the start, every half minute, and at the end."""
 
     def say(words: str) -> None:
         print(words, file=sys.stderr, flush=True)
@@ -143,14 +142,14 @@ def _words(rounds: int, round: int, values: str, pace: str) -> str:
 
 
 def round_up(seconds: float) -> str:
-    """Seconds as 0:05 or 1:20:00."""
+    """Format seconds as 0:05 or 1:20:00, rounded up."""
     minutes, rest = divmod(int(seconds + 0.999), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def values(metrics: Metrics) -> str:
-    """The loss and the hyperparameters; of trials side by side, from the least to the most."""
+    """Format the loss and the hyperparameters; side-by-side trials as a range."""
     numbers = ({} if metrics.loss is None else {"loss": metrics.loss}) | dict(metrics.hyper)
     most = SHOWN + ("loss" in numbers)
     shown = [f"{name} {span(value)}" for name, value in list(numbers.items())[:most]]

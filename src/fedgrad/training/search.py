@@ -1,4 +1,4 @@
-"""Tuning by trials, to compare self-tuning with: random search, grids and successive halving.
+"""Hyperparameter search, as a baseline for self-tuning: random search, grids, successive halving.
 
 Trials run side by side, as many at once as fit into memory, on the same clients in the same order.
 """
@@ -15,38 +15,46 @@ import numpy as np
 
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
-from fedgrad.algorithms.side_by_side import side_by_side
 from fedgrad.clients.population import Population
-from fedgrad.core.errors import ArgumentError, known_arguments, known_fields, require_whole
+from fedgrad.core.errors import (
+    ArgumentError,
+    known_arguments,
+    known_fields,
+    public,
+    require_whole,
+)
 from fedgrad.core.types import Hyper, Key, Params
 from fedgrad.show.numbers import number, plural
-from fedgrad.training.course import Course, usual_key
+from fedgrad.training.cohort_schedule import Course, usual_key
+from fedgrad.training.config import judged_by
 from fedgrad.training.evaluation import Evaluate, Evaluation, Evaluations
-from fedgrad.training.first import (
+from fedgrad.training.interrupt import Interrupts
+from fedgrad.training.preflight import (
     BELONGS_ELSEWHERE,
     require_algorithm,
     require_evaluations,
     require_model,
 )
-from fedgrad.training.interrupt import Interrupts
 from fedgrad.training.progress import display
 from fedgrad.training.run_folder import RunFolder
-from fedgrad.training.rungs import Climb
 from fedgrad.training.search_folder import SearchFolder, Standing
 from fedgrad.training.space import Draws, combined, drawn, with_trial
+from fedgrad.training.successive_halving import Climb
+from fedgrad.tuning.side_by_side import side_by_side
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Search:
-    """What a search has tried, and what it found."""
+    """The trials of a search and the best of them."""
 
-    tried: dict[str, np.ndarray]  # by dotted name, one value for each trial
-    scores: np.ndarray  # of each trial, where it ended; NaN where it diverged
-    rounds: np.ndarray  # for how long each trial was trained
-    best: int  # the trial with the best score
-    hyper: Hyper  # its hyperparameters
-    params: Params  # its model
-    standing: Standing = field(repr=False)  # the same for a report, with what was asked for
+    tried: dict[str, np.ndarray]  # by dotted name, one value per trial
+    scores: np.ndarray  # the last score of each trial; NaN if it diverged
+    rounds: np.ndarray  # how long each trial was trained
+    best: int  # the index of the trial with the best score
+    hyper: Hyper  # those of the best trial
+    params: Params  # the model of the best trial
+    standing: Standing = field(repr=False)  # the same for a report, with the settings of the search
 
     @property
     def score(self) -> float:
@@ -58,7 +66,7 @@ class Search:
         finite = int(np.isfinite(self.scores).sum())
         after = plural(int(self.rounds[self.best]), "round")
         heading = f"Search of {plural(len(self.scores), 'trial')}, {finite} of which ended well"
-        if not finite:  # which is best is by chance
+        if not finite:  # no trial is the best
             return f"{heading}\n  {self.standing.objective} was not finite; try other ranges"
         return (
             f"{heading}\n"
@@ -70,12 +78,22 @@ class Search:
 @known_fields
 @dataclass(frozen=True)
 class Trials:
-    """How many trials there are, and who goes on.
+    """The number of trials, and which of them continue.
 
-    The best has the lowest `objective` (a metric of the evaluation), or with `maximize` the
-    highest. With `rungs`, that is successive halving: at each rung but the last only the best
-    `keep` of them go on (a third, if nothing is said), and it is 1 / `keep` times as long as the
-    one before. A grid has as many as there are combinations: `fg.Trials(objective="accuracy")`.
+    With several `rungs`, this is successive halving: at each rung but the last only the best
+    fraction `keep` of the trials continues, and each rung is 1 / `keep` times as long as the one
+    before.
+
+    Args:
+        number: How many trials. Leave it out for a grid, which has one for each combination:
+            `fg.Trials(objective="accuracy")`.
+        objective: The metric of the evaluation that ranks trials; the lowest value is the best.
+        maximize: Rank the highest value as the best.
+        rungs: The number of rungs; 1 trains all trials to the end.
+        keep: The fraction of trials that continues after a rung. Defaults to a third.
+
+    Raises:
+        ArgumentError: If an argument is out of range.
     """
 
     number: int | None = None
@@ -100,30 +118,30 @@ class Trials:
             )
 
     def check(self, metrics: Iterable[str] | None) -> None:
-        """Refuse an evaluation that does not give the objective, as far as it is known."""
+        """Refuse metrics without the objective; None means that they are not known yet."""
         if metrics is not None and self.objective not in metrics:
             message = f"evaluate= gives no metric {self.objective!r}."
             raise ArgumentError.here(message, self.objective, metrics)
 
     def ends(self, rounds: int) -> list[int]:
-        """For how long the trials are trained that reach each of the rungs."""
+        """Return the round at which each rung ends."""
         return [
             max(1, round(rounds * self.part ** (self.rungs - 1 - i))) for i in range(self.rungs)
         ]
 
     @property
     def part(self) -> float:
-        """Of the trials at a rung, those that go on."""
+        """The fraction of trials that continues after a rung."""
         return 1 / 3 if self.keep is None else self.keep
 
     def best(self, scores: np.ndarray) -> np.ndarray:
-        """The trials from the best to the worst; what diverged comes last, whatever is wanted."""
+        """Rank the trials from best to worst; diverged ones come last, also with `maximize`."""
         signed = -scores if self.maximize else scores
         return np.argsort(np.where(np.isfinite(scores), signed, np.inf), kind="stable")
 
 
 class Training(TypedDict, total=False):
-    """How trials are trained, as for `fg.fit`."""
+    """Arguments for training the trials, as for `fg.fit`."""
 
     params: Required[Params]
     rounds: Required[int]
@@ -143,13 +161,27 @@ def random_search(
     out: str | os.PathLike[str] | RunFolder | None = None,
     **training: Unpack[Training],
 ) -> Search:
-    """Train with hyperparameters drawn at random, and keep the best.
+    """Train with hyperparameters drawn at random, and return the best.
 
-    `space`: what is drawn, by dotted name, `{"server.learning_rate": fg.log_uniform(1e-3, 10)}`.
-    `trials`: how many; `fg.Trials` says what is best, and gives up on bad ones early. `params`,
-    `rounds` (how long the last ones are trained), `cohort_size`, `key` and `progress` are those of
-    `fg.fit`; `evaluate` is asked at the end, and at each rung. `out` is a folder, or a
-    `fg.run_folder`, from which a search that was interrupted goes on.
+        fg.random_search(algorithm, clients, {"server.learning_rate": fg.log_uniform(1e-3, 10)},
+                         trials=8, evaluate=evaluation, params=params, rounds=100)
+
+    Args:
+        algorithm: The algorithm to tune.
+        clients: The population from which cohorts are sampled.
+        space: The ranges to draw from, by dotted name of the hyperparameter.
+        trials: How many; or a `fg.Trials`, which sets the objective and can stop bad trials early.
+        evaluate: The evaluation that scores trials, at the end and at each rung.
+        out: A folder, or a `fg.run_folder`, from which an interrupted search resumes.
+        **training: `params`, `rounds` (of the trials that are trained longest), `cohort_size`,
+            `key` and `progress`, as for `fg.fit`.
+
+    Returns:
+        A `Search` with all trials and the model of the best one.
+
+    Raises:
+        ArgumentError: If a hyperparameter is unknown, or the evaluation lacks the objective.
+        RunFolderError: If `out` cannot be written or holds something else.
     """
     require_algorithm(algorithm)
     wanted = trials if isinstance(trials, Trials) else Trials(trials)
@@ -170,11 +202,28 @@ def grid_search(
     out: str | os.PathLike[str] | RunFolder | None = None,
     **training: Unpack[Training],
 ) -> Search:
-    """Train with all combinations of hyperparameters, and keep the best.
+    """Train with all combinations of hyperparameters, and return the best.
 
-    `space`: the values of each, by dotted name, `{"client.learning_rate": [0.01, 0.1]}`, or as
-    `fg.choice([...])`. `trials` says what is best, and gives up on bad ones early:
-    `fg.Trials(objective="accuracy", maximize=True)`. All others are as for `fg.random_search`.
+        fg.grid_search(algorithm, clients, {"client.learning_rate": [0.01, 0.1]},
+                       evaluate=evaluation, params=params, rounds=100)
+
+    Args:
+        algorithm: The algorithm to tune.
+        clients: The population from which cohorts are sampled.
+        space: The values of each hyperparameter, by dotted name, as a list or as
+            `fg.choice([...])`.
+        trials: The objective, and whether to stop bad trials early, without a number:
+            `fg.Trials(objective="accuracy", maximize=True)`.
+        evaluate: The evaluation that scores trials, at the end and at each rung.
+        out: A folder, or a `fg.run_folder`, from which an interrupted search resumes.
+        **training: As for `fg.random_search`.
+
+    Returns:
+        A `Search` with all trials and the model of the best one.
+
+    Raises:
+        ArgumentError: As for `fg.random_search`, or if `trials` has another number than the grid.
+        RunFolderError: If `out` cannot be written or holds something else.
     """
     require_algorithm(algorithm)
     tried = combined(algorithm, space)
@@ -210,7 +259,10 @@ def _search(
         evaluations = Evaluations.of({"": evaluate}).like(course.algorithm.round, stacked=False)
         _require_scores(evaluations, params, wanted)
         _require_starts(algorithm, tried, params)
-        kept = SearchFolder.of(out, {"cohort_size": course.cohort_size})
+        settings: dict[str, Any] = {"cohort_size": course.cohort_size}
+        if out is not None:
+            settings["evaluations"] = judged_by(evaluations)
+        kept = SearchFolder.of(out, settings)
         shown = display(training.get("progress", True), 0, rounds, course.clients * trials)
         stack.callback(shown.close)
         climb = Climb(course, tried, wanted.best, kept, shown, stack.enter_context(Interrupts()))
@@ -219,6 +271,7 @@ def _search(
         scales = {n: getattr(one, "logarithmic", None) for n, one in space.items()}
         logarithmic = {name: found for name, found in scales.items() if found is not None}
         told = (wanted.objective, wanted.maximize, ends, logarithmic)
+        stack.enter_context(kept.lock())
         kept.begin(climb.standing(*told))
         for begin, end in zip([0, *ends], ends, strict=False):
             climb.train(begin, end)
@@ -234,8 +287,8 @@ def _search(
 
 
 def _require_scores(evaluations: Evaluations, params: Params, wanted: Trials) -> None:
-    """Refuse an evaluation that fails or does not give the objective, before anything is trained:
-    one that is any function of the model is asked for the first one."""
+    """Refuse an evaluation that fails or lacks the objective, before anything is trained. An
+    arbitrary function of the model is called with the initial model."""
     (evaluation,) = evaluations.by_name.values()
     wanted.check(evaluation.metrics)
     require_evaluations(evaluations, params)
@@ -244,15 +297,15 @@ def _require_scores(evaluations: Evaluations, params: Params, wanted: Trials) ->
 
 
 def _require_starts(algorithm: Algorithm, tried: Mapping[str, jax.Array], params: Params) -> None:
-    """Refuse what an algorithm cannot start from, such as a value outside of its bounds, which are
-    intervals: so two starts are tried."""
+    """Refuse hyperparameters that the algorithm cannot start from, such as values out of bounds.
+    Bounds are intervals, so only the minima and the maxima are tried."""
     for extreme in (jnp.min, jnp.max):
         ends = {name: extreme(values) for name, values in tried.items()}
         algorithm.init(params, names_of.replace(algorithm.hyper, ends))
 
 
 def _scores(evaluation: Evaluation, models: Any, wanted: Trials) -> np.ndarray:
-    """The objective of models that are stacked along a leading axis."""
+    """Return the objective of models that are stacked along a leading axis."""
     if evaluation.program is not None:
         return np.asarray(evaluation.side_by_side()(models)[wanted.objective], float)
     number = len(jax.tree.leaves(models)[0])

@@ -1,14 +1,16 @@
-"""What a search leaves in its folder: search.json, and the run folders of its trials.
+"""The folder of a search: search.json, a report, and the run folders of its trials.
 
-search.json             what was tried, the scores so far, the best: `Standing`
-report.html             the same to look at, by a function that the room of reports gives
-rung-1/part-1/ ...      config.json, history.jsonl and the checkpoint of trials side by side
+Its files:
+
+    search.json             the trials, their scores so far, the best one: `Standing`
+    report.html             the same as a page, written by a function that reports registers
+    rung-1/part-1/ ...      config.json, history.jsonl and the checkpoint of side-by-side trials
 """
 
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,12 +20,13 @@ import jax
 import numpy as np
 
 from fedgrad.training import checkpoint
+from fedgrad.training.cohort_schedule import Course
 from fedgrad.training.config import describe
-from fedgrad.training.course import Course
 from fedgrad.training.files import SEARCH as NAME
 from fedgrad.training.files import RunFolderError, make_folder, write_whole
 from fedgrad.training.history import History
 from fedgrad.training.live import harmless
+from fedgrad.training.lock import locked
 from fedgrad.training.loop import Played
 from fedgrad.training.run_folder import Keeping, RunFolder
 
@@ -33,16 +36,16 @@ _reports: list[Report] = []
 
 @dataclass(frozen=True)
 class Standing:
-    """A search, finished or as far as it is."""
+    """The state of a search, finished or in progress."""
 
     objective: str
     maximize: bool
-    tried: Mapping[str, np.ndarray]  # by dotted name, one value for each trial
-    scores: np.ndarray  # of each trial, where it is; NaN where it diverged
+    tried: Mapping[str, np.ndarray]  # by dotted name, one value per trial
+    scores: np.ndarray  # the latest score of each trial; NaN if it diverged
     rounds: np.ndarray
-    best: int  # the trial with the best score
-    rungs: tuple[int, ...]  # for how long those are trained that reach each of them
-    # Whether it was drawn by its magnitude, by name, where that is known.
+    best: int  # the index of the trial with the best score
+    rungs: tuple[int, ...]  # the round at which each rung ends
+    # By name: whether it was drawn on a logarithmic scale, if known.
     logarithmic: Mapping[str, bool] = field(default_factory=dict)
     versions: Mapping[str, str] = field(
         default_factory=lambda: {name: version(name) for name in ("fedgrad", "jax", "numpy")}
@@ -50,11 +53,11 @@ class Standing:
 
     @property
     def over(self) -> bool:
-        """Whether those that reached the last rung were trained."""
+        """Whether the trials that reached the last rung have been trained."""
         return int(self.rounds.max()) == self.rungs[-1]
 
     def json(self) -> dict[str, Any]:
-        """As JSON; what is not finite is null."""
+        """Return this as JSON; non-finite numbers become null."""
         return {
             "objective": self.objective,
             "maximize": self.maximize,
@@ -69,7 +72,7 @@ class Standing:
 
 
 def read(folder: str | os.PathLike[str]) -> Standing:
-    """What a search left there, also while it is going on."""
+    """Read the state of a search from its folder, also while it is running."""
     path = Path(folder) / NAME
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -85,21 +88,28 @@ def read(folder: str | os.PathLike[str]) -> Standing:
 
 @dataclass(frozen=True)
 class SearchFolder:
-    """The folder of a search that is going on, if it has one."""
+    """The folder of a running search, if it has one."""
 
     folder: RunFolder | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(out: Any, settings: Mapping[str, Any]) -> "SearchFolder":
-        """What the user gave."""
+        """Convert the `out=` of the user."""
         if out is None or isinstance(out, RunFolder):
             return SearchFolder(out, settings)
         return SearchFolder(RunFolder(out), settings)
 
+    def lock(self) -> AbstractContextManager[None]:
+        """Lock the folder while entered. With several processes, only the first one does."""
+        if self.folder is None or jax.process_index() != 0:
+            return nullcontext()
+        return locked(make_folder(self.folder.path))
+
     def begin(self, standing: Standing) -> None:
-        """Say what is searched, unless there is another search: more rounds go on, but where bad
-        trials are given up, others would have been."""
+        """Write the initial search.json, or check that the one there is of the same search. The
+        rounds may change, unless bad trials are stopped early: then other trials would have been
+        stopped."""
         if self.folder is None:
             return
         path = Path(self.folder.path)
@@ -124,7 +134,7 @@ class SearchFolder:
     def part(
         self, name: str, course: Course, first: Played, end: int, trials: np.ndarray
     ) -> Iterator[tuple[Keeping, Played, History]]:
-        """A run folder for trials that are trained from here: they go on where they were."""
+        """Open a run folder for some trials, and yield where they start or resume."""
         if self.folder is None:
             yield Keeping(), first, History()
             return
@@ -132,15 +142,15 @@ class SearchFolder:
         settings = {**self.settings, "rounds": end, "planned": end, "config": config}
         where = replace(self.folder, path=Path(self.folder.path) / name, config=config)
         keeping = Keeping(where, describe(course, first.state, settings))
-        found = keeping.begin(first.state, end)
         try:
-            at = max(found.round, first.round)  # nothing is saved before its first round
+            found = keeping.begin(first.state, end)
+            at = max(found.round, first.round)  # the initial state of a rung is saved as round 0
             yield keeping, Played(at, course.placed(found.state)), found.history
         finally:
             keeping.close()
 
     def write(self, standing: Standing, first: bool = False) -> None:
-        """Say how far it is."""
+        """Write the current state of the search, and its report."""
         if self.folder is not None and jax.process_index() == 0:
             text = json.dumps(standing.json(), indent=1, allow_nan=False) + "\n"
             write_whole(make_folder(self.folder.path) / NAME, text.encode())
@@ -155,7 +165,7 @@ class SearchFolder:
 
 
 def _differences(old: Standing, new: Standing) -> list[str]:
-    """What differs between two searches, as sentences."""
+    """List the differences between two searches as sentences."""
     facts: dict[str, tuple[Any, Any]] = {
         "objective": (old.objective, new.objective),
         "maximize": (old.maximize, new.maximize),
@@ -163,7 +173,7 @@ def _differences(old: Standing, new: Standing) -> list[str]:
     }
     if len(old.rungs) + len(new.rungs) > 2:
         facts["rounds of the rungs"] = (old.rungs, new.rungs)
-    if len(old.scores) == len(new.scores):  # of more trials, others are drawn
+    if len(old.scores) == len(new.scores):  # another number of trials draws other values
         for name in {**old.tried, **new.tried}:
             values = [one.tried.get(name) for one in (old, new)]
             a, b = (["nothing"] * len(old.scores) if v is None else v.tolist() for v in values)
@@ -173,7 +183,6 @@ def _differences(old: Standing, new: Standing) -> list[str]:
 
 
 def reported_by(report: Report) -> Report:
-    """Let this function write the report of every search that has a folder, and open it if asked
-    to."""
+    """Register the function that writes the report of a search, and opens it on request."""
     _reports[:] = [report]
     return report

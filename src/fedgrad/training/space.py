@@ -1,4 +1,4 @@
-"""What a search tries: ranges and choices of hyperparameters, drawn at random or all combined."""
+"""Search spaces: ranges and choices of hyperparameters, sampled at random or as a grid."""
 
 import itertools
 import math
@@ -13,36 +13,38 @@ import numpy as np
 from fedgrad.algorithms import hyper as names_of
 from fedgrad.algorithms.algorithm import Algorithm
 from fedgrad.clients.sampling import read_key
-from fedgrad.core.errors import ArgumentError, known_arguments
+from fedgrad.core.errors import ArgumentError, known_arguments, public
+from fedgrad.core.lossless import require_lossless
 from fedgrad.core.types import Hyper, Key
 
 EXAMPLE = "fg.log_uniform(1e-3, 10), or fg.choice([0.1, 1.0])"
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Range:
-    """Where values of a hyperparameter come from: see `uniform`, `log_uniform` and `choice`."""
+    """A distribution of a hyperparameter: see `uniform`, `log_uniform` and `choice`."""
 
     text: str
     draw: Callable[[jax.Array, int], jax.Array]
-    values: tuple[float, ...] = ()  # all of them, where they can be counted
-    logarithmic: bool | None = None  # whether magnitudes are drawn, where that can be said
+    values: tuple[float, ...] = ()  # all values, if there are finitely many
+    logarithmic: bool | None = None  # whether the scale is logarithmic, if known
 
     def __repr__(self) -> str:
         return f"fg.{self.text}"
 
     def __call__(self, key: Key, trials: int) -> jax.Array:
-        """One value for each trial."""
+        """Draw one value for each trial."""
         return self.draw(key, trials)
 
 
-# A range, or any function (key, number of trials) -> one value for each.
+# A range, or any function (key, number of trials) -> one value per trial.
 Draws = Range | Callable[[jax.Array, int], jax.Array]
 
 
 @known_arguments()
 def uniform(low: float, high: float) -> Range:
-    """Any value between two is as likely."""
+    """Return the uniform distribution between two numbers."""
     _require_ordered("uniform", low, high)
     return Range(
         f"uniform({low}, {high})",
@@ -53,7 +55,7 @@ def uniform(low: float, high: float) -> Range:
 
 @known_arguments()
 def log_uniform(low: float, high: float) -> Range:
-    """Any order of magnitude between two is as likely."""
+    """Return the log-uniform distribution between two positive numbers."""
     _require_ordered("log_uniform", low, high)
     if low <= 0:
         raise ArgumentError.here(f"log_uniform({low}, {high}): both must be positive.")
@@ -68,7 +70,7 @@ def log_uniform(low: float, high: float) -> Range:
 
 @known_arguments()
 def choice(values: Iterable[float]) -> Range:
-    """One of these values, each as likely; in a `fg.grid_search`, each of them."""
+    """Return the uniform distribution over these values. `fg.grid_search` tries each of them."""
     found = tuple(values) if isinstance(values, Iterable) else (values,)
     if not found or not all(map(_is_number, found)):
         raise ArgumentError.here(
@@ -86,7 +88,7 @@ def choice(values: Iterable[float]) -> Range:
 def drawn(
     algorithm: Algorithm, space: Mapping[str, Draws], trials: int, key: Key
 ) -> dict[str, jax.Array]:
-    """Of each hyperparameter one value for each trial, at random."""
+    """Draw one value of each hyperparameter for each trial."""
     _require_names(algorithm, space)
     for name, one in space.items():
         if not callable(one):
@@ -102,7 +104,7 @@ def drawn(
 
 
 def combined(algorithm: Algorithm, space: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """All combinations of the values of each hyperparameter, one for each trial."""
+    """Return all combinations of the values of the hyperparameters, one for each trial."""
     _require_names(algorithm, space)
     every = {}
     for name in sorted(space):
@@ -115,12 +117,13 @@ def combined(algorithm: Algorithm, space: Mapping[str, Any]) -> dict[str, jax.Ar
                 "counted. Write fg.choice([0.1, 0.3, 1.0]), or draw at random: fg.random_search."
             )
         every[name] = one.values
+    require_lossless(every, "space=")
     columns = zip(*itertools.product(*every.values()), strict=True)
     return {name: jnp.asarray(column) for name, column in zip(every, columns, strict=True)}
 
 
 def with_trial(hyper: Hyper, tried: Mapping[str, Any], trial: Any) -> Hyper:
-    """The hyperparameters of one trial, or of some."""
+    """Return the hyperparameters of one trial, or of several."""
     return names_of.replace(hyper, {name: values[trial] for name, values in tried.items()})
 
 

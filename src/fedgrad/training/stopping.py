@@ -1,4 +1,4 @@
-"""What may end training before the last round: callbacks, and those that read the history."""
+"""Early stopping: callbacks that end training before the last round."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,26 +15,32 @@ from fedgrad.training.history import History, MetricError
 @known_fields
 @dataclass(frozen=True)
 class Stop:
-    """A callback that judges by a metric alone: its values so far give a reason to end, or none.
+    """A callback that stops training based on the values of one metric so far.
 
-    So a run that is resumed stops where it would have stopped, and one that has stopped stays so.
-    `fg.Stop("loss", lambda values: values[-1] < 0.1 and "good enough")`
+    It reads nothing else, so a resumed run stops where it would have stopped, and a stopped run
+    stays stopped.
+
+        fg.Stop("loss", lambda values: values[-1] < 0.1 and "good enough")
+
+    Args:
+        metric: The name of the metric.
+        judge: A function from its values so far to a reason (or True) to stop, or None (or False).
     """
 
     metric: str
     judge: Callable[[np.ndarray], str | bool | None]
 
     def reason(self, history: History) -> str | None:
-        """Why training should end now, or None."""
+        """Return the reason to stop now, or None."""
         evaluated = self.metric.startswith("eval.")
         if evaluated and not history.under(self.metric.rpartition(".")[0]):
-            return None  # evaluations come later than the first round
-        values = history[self.metric]  # an error, if there is no such metric
+            return None  # not evaluated yet
+        values = history[self.metric]  # raises if there is no such metric
         found = self.judge(values) if len(values) else None
         return found if isinstance(found, str) else f"{self.metric} asked for it" if found else None
 
 
-# (round, state, metrics) -> whether to stop, or why
+# (round, state, metrics) -> whether to stop, or the reason
 Callback = Callable[[int, Any, Metrics], Any] | Stop | KeepBest
 
 
@@ -42,18 +48,27 @@ Callback = Callable[[int, Any, Metrics], Any] | Stop | KeepBest
 def early_stop(
     metric: str = "loss", patience: int = 20, improvement: float = 0.0, maximize: bool = False
 ) -> Stop:
-    """End training when a metric has not become better (lower, or higher if `maximize`) by more
-    than `improvement` for the last `patience` times that it was taken.
+    """Stop training when a metric has not improved for some time.
 
-    `fg.fit(..., callbacks=[fg.early_stop("eval.test.loss", patience=5)])`. Trials side by side end
-    when none of them improves.
+        fg.fit(..., callbacks=[fg.early_stop("eval.test.loss", patience=5)])
+
+    Side-by-side trials stop when none of them improves.
+
+    Args:
+        metric: The name of the metric.
+        patience: How many recorded values in a row may lack an improvement before training stops.
+        improvement: The change that an improvement must exceed.
+        maximize: Whether higher values are better; by default, lower ones are.
+
+    Returns:
+        A callback for `fg.fit`.
     """
     require_whole("patience", patience)
     sign = -1 if maximize else 1
 
     def judge(values: np.ndarray) -> str | None:
-        values = np.asarray(values, float)  # the negative of an unsigned integer is not one
-        values = np.where(np.isnan(values), np.inf, sign * values)  # no improvement
+        values = np.asarray(values, float)  # unsigned integers cannot be negated
+        values = np.where(np.isnan(values), np.inf, sign * values)  # NaN never improves
         recent, before = values[-patience:], values[:-patience]
         if not len(before) or np.any(recent.min(0) < before.min(0) - improvement):
             return None
@@ -66,13 +81,13 @@ def early_stop(
 
 @known_arguments()
 def non_finite(metric: str = "loss") -> Stop:
-    """End training when a metric is not finite; of trials side by side, when none is."""
+    """Stop training when a metric is not finite (with side-by-side trials, in all of them)."""
     return Stop(metric, lambda v: None if np.isfinite(v[-1]).any() else f"{metric} is not finite")
 
 
 def require_stops(callbacks: Sequence[Callback], told: Callable[[], Iterable[str]]) -> None:
-    """Refuse to wait for a metric that no round gives. `told`: the names of those that rounds give,
-    which are asked for only where somebody waits for one that is not everybody's."""
+    """Refuse to wait for a metric that no round returns. `told` returns the names of the metrics of
+    a round, and is only called if a callback waits for one that not every algorithm has."""
     asked = [c.metric for c in callbacks if isinstance(c, Stop)]
     own = [m for m in asked if m.partition(".")[0] not in ("eval", "loss", "seconds")]
     names = list(told()) if own else []
@@ -82,9 +97,9 @@ def require_stops(callbacks: Sequence[Callback], told: Callable[[], Iterable[str
 
 
 def check_callbacks(callbacks: Sequence[Callback], evaluated: Sequence[str]) -> None:
-    """Refuse what cannot be called, and what waits for an evaluation that never happens.
+    """Refuse callbacks that are not callable, or wait for a metric that is never evaluated.
 
-    `evaluated`: the names of what is evaluated; one that ends with a dot is the start of names.
+    `evaluated` lists the names of evaluation metrics; a name that ends with a dot is a prefix.
     """
     if not isinstance(callbacks, Sequence):
         raise ArgumentError.here(f"callbacks= takes a list: callbacks=[...], got {callbacks!r}.")

@@ -1,4 +1,4 @@
-"""TensorBoard, as a callback. The only file that knows of it."""
+"""A TensorBoard callback. The only file that uses TensorBoard."""
 
 import os
 import time
@@ -11,8 +11,12 @@ from fedgrad.training.logger import FLUSH_SECONDS, Logger
 
 @known_fields
 class TensorBoard(Logger):
-    """A callback that writes the metrics of every round for TensorBoard:
-    `fg.fit(..., callbacks=[fg.TensorBoard("runs/1")])`. Needs the extra `fedgrad[tensorboard]`."""
+    """A callback that logs the metrics of every round to TensorBoard.
+
+        fg.fit(..., callbacks=[fg.TensorBoard("runs/1")])
+
+    Requires the extra `fedgrad[tensorboard]`.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__()
@@ -21,13 +25,13 @@ class TensorBoard(Logger):
         self.folder, self.make = os.fspath(folder), SummaryWriter
 
     def open(self, about: Mapping[str, Any]) -> None:
-        """A run begins."""
-        # Whatever was written here before is hidden: all rounds come, those before a resume again.
+        """Begin a run."""
+        # Hide earlier events: all rounds are logged again, including those before a resume.
         self.writer = self.make(self.folder, purge_step=0)
         self.flushed = time.monotonic()
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """A round, one curve for each number; those of a killed process are a second old."""
+        """Log a round, one curve per number. A killed process loses about a second at most."""
         for name, value in values.items():
             self.writer.add_scalar(name.replace(".", "/"), value, round)
         if time.monotonic() - self.flushed > FLUSH_SECONDS:
@@ -35,5 +39,5 @@ class TensorBoard(Logger):
             self.flushed = time.monotonic()
 
     def end(self) -> None:
-        """Training is over."""
+        """Close the event file."""
         self.writer.close()

@@ -4,7 +4,7 @@ import sys
 from multiprocessing.connection import Listener
 
 from fedgrad.federation import Context, Node, Policy
-from fedgrad.federation.protocol.data import load
+from fedgrad.federation.protocol.node_data import load
 from fedgrad.federation.protocol.packing import pack, unpack
 
 

@@ -1,1 +1,1 @@
-"""Flower as the engine that carries the protocol: the only room that imports it."""
+"""Flower as the engine that carries the protocol. Only this package imports Flower."""

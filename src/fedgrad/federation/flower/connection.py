@@ -1,4 +1,4 @@
-"""How a process reaches the SuperLink: its address, certificates, and when plaintext will do."""
+"""Connections to a SuperLink: address, certificates, and where plaintext is allowed."""
 
 import ipaddress
 from collections.abc import Iterator
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgrad.core.errors import ArgumentError
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
 
 
 class EngineError(FederationError):
-    """The engine of a federation is absent, out of reach, or refuses us."""
+    """The engine of a federation is missing, unreachable, or refuses the request."""
 
 
 @contextmanager
 def located() -> Iterator[None]:
-    """Errors of the engine say which line of the user's code was at work."""
+    """Add the line of the user's code to errors of the engine."""
     try:
         yield
     except EngineError as error:
@@ -25,7 +25,7 @@ def located() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Connection:
-    """An address and what protects the way there. Made by `secured`, which checks it."""
+    """An address and its transport security. Create it with `secured`, which checks it."""
 
     address: str
     root_certificates: bytes | None = None
@@ -36,10 +36,10 @@ class Connection:
 def secured(
     address: str, root_certificates: str | Path | None = None, *, insecure: bool = False
 ) -> Connection:
-    """The connection to `address`: TLS, except on loopback or where `insecure` is asked for.
+    """Return the connection to `address`: TLS, except on loopback or with `insecure`.
 
-    On loopback without certificates the SuperLink is taken to be a local one for trying out, and
-    that speaks plaintext. Everywhere else plaintext has to be asked for.
+    On loopback without certificates, the SuperLink is assumed to be a local trial, which uses
+    plaintext. Anywhere else, plaintext must be requested explicitly.
     """
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdigit() or "/" in host:
@@ -52,7 +52,7 @@ def secured(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, whatever the network says."""
+    """Return whether a host is this machine, independent of the network."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -60,7 +60,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read(path: str | Path, what: str) -> bytes:
-    """The content of a file that the user named."""
+    """Return the content of a file that the user named."""
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a client's reply tells about the loss besides its model: records that travel with it."""
+"""Records that travel with a client's model: its loss, gradient and tangents."""
 
 import copy
 import math
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedgrad.core.errors import ArgumentError, needs
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
 
 with needs("A Flower app that tunes itself", "flower"):
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -30,12 +30,22 @@ def derivatives(
     examples: int,
     tangents: Mapping[str, Mapping[str, np.ndarray]] = {},
 ) -> dict[str, ArrayRecord | MetricRecord]:
-    """The records with which a client of any framework answers a server that tunes itself:
-    `RecordDict({"arrays": ..., "metrics": ..., **derivatives(...)})`.
+    """Return a client's records for a server that tunes itself, with any framework.
 
-    `gradient`: of the mean loss over the client's `examples`, at the model that was broadcast, by
-    the names of its arrays; what does not train is left out. `loss`: that mean. `tangents`: for
-    each of the client's learned hyperparameters the derivative of its trained model.
+    Args:
+        gradient: The gradient of the client's mean loss at the model that was broadcast, by the
+            names of its arrays; arrays that are not trained are left out.
+        loss: The mean loss over the client's examples.
+        examples: The number of examples.
+        tangents: For each hyperparameter that the client learns, the derivative of its trained
+            model with respect to it.
+
+    Returns:
+        Records to add to the reply:
+        `RecordDict({"arrays": ..., "metrics": ..., **derivatives(...)})`.
+
+    Raises:
+        ArgumentError: If a tangent has other arrays than the gradient.
     """
     about = MetricRecord({"loss": float(loss), "examples": float(examples)})
     for name, tangent in tangents.items():
@@ -48,34 +58,34 @@ def derivatives(
 
 
 def tangent_records(tangents: Mapping[str, Mapping[str, Any]]) -> dict[str, ArrayRecord]:
-    """The records of tangents alone."""
+    """Return the records of tangents alone."""
     return {TANGENT + name: record(tangent) for name, tangent in tangents.items()}
 
 
 def record(arrays: Mapping[str, Any]) -> ArrayRecord:
-    """A record of arrays."""
+    """Return a record of arrays."""
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
 
 
 def numpy(arrays: ArrayRecord, names: Iterable[str]) -> Arrays:
-    """Some arrays of a record."""
+    """Return the named arrays of a record."""
     return {name: arrays[name].numpy() for name in names}
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the replies of a round tell of the model that was broadcast, and of local training."""
+    """Loss and derivatives of a round: of the broadcast model and of local training."""
 
     loss: float
     gradient: Arrays  # the mean over all examples
-    tangents: Mapping[str, Sequence[ArrayRecord | None]]  # by name; of each reply, None of errors
+    tangents: Mapping[str, Sequence[ArrayRecord | None]]  # by name; one per reply, None for errors
 
 
 def told(replies: Sequence[Message], names: Iterable[str]) -> Told | None:
-    """What the replies tell, which is taken out of them: the strategy finds what it knows, exactly
-    one record of arrays and one of metrics. None if no client answered."""
+    """Extract our records from the replies, which leaves the strategy the one record of arrays and
+    one of metrics that it expects. Return None if no client answered."""
     tangents: dict[str, list[ArrayRecord | None]] = {name: [] for name in names}
-    gradients: dict[int, tuple[float, ArrayRecord]] = {}  # how many examples it is a mean over
+    gradients: dict[int, tuple[float, ArrayRecord]] = {}  # by node, with the number of examples
     loss = 0.0
     for reply in replies:
         if reply.has_error():
@@ -94,7 +104,7 @@ def told(replies: Sequence[Message], names: Iterable[str]) -> Told | None:
         return None
     _require_same_arrays({node: gradient for node, (_, gradient) in gradients.items()})
     shapes = {name: array.shape for name, array in next(iter(gradients.values()))[1].items()}
-    total = {name: np.zeros(shape) for name, shape in shapes.items()}  # double: sums of many
+    total = {name: np.zeros(shape) for name, shape in shapes.items()}  # double: sums of many terms
     for count, gradient in gradients.values():
         for name, array in gradient.items():
             total[name] += count * array.numpy()
@@ -120,8 +130,8 @@ def _required(own: dict[str, Any], name: str, node: int) -> Any:
 
 
 def _require_same_arrays(gradients: Mapping[int, ArrayRecord]) -> None:
-    """Refuse a gradient that is of other arrays than most are. Flower gives replies in any order,
-    so the first one need not be the right one."""
+    """Refuse a gradient whose arrays differ from those of most nodes. Flower returns replies in any
+    order, so the first one is not a reliable reference."""
     shapes = {
         node: {name: tuple(array.shape) for name, array in sorted(gradients[node].items())}
         for node in sorted(gradients)
@@ -136,8 +146,8 @@ def _require_same_arrays(gradients: Mapping[int, ArrayRecord]) -> None:
 
 
 def shifted(reply: Message, tangent: ArrayRecord | None = None, by: float = 0.0) -> Message:
-    """A reply like this one that shares nothing with it that a strategy could change, with the
-    client's model moved along a tangent."""
+    """Return a copy of a reply that shares no mutable state with it, with the client's model moved
+    along a tangent."""
     if reply.has_error():
         return reply
     moved = copy.copy(reply)
@@ -161,10 +171,10 @@ def _moved(arrays: ArrayRecord, tangent: ArrayRecord | None, by: float) -> Array
 
 
 def inner(a: Arrays, b: Arrays) -> float:
-    """The inner product of two models."""
+    """Return the inner product of two models."""
     return math.fsum(float(np.vdot(x, b[name])) for name, x in a.items())
 
 
 def finite(arrays: Iterable[np.ndarray]) -> bool:
-    """Whether no number is infinite or none at all."""
+    """Return whether all numbers are finite (neither NaN nor infinite)."""
     return all(bool(np.isfinite(x).all()) for x in arrays)

@@ -1,8 +1,8 @@
-"""A user's own process as the server of a Flower run: a script or a notebook, on any machine.
+"""The user's own process as the server of a Flower run: a script or a notebook, on any machine.
 
-Flower starts server code itself, from an app that was uploaded to it. Here the process creates a
-run for an app with nothing in it, claims the run's task as Flower's own launcher would, and then
-sends and receives messages as the server of that run, until it closes the run or ends.
+Flower normally starts server code itself, from an app that was uploaded to it. Here the process
+creates a run for an empty app, claims the run's task as Flower's own launcher would, and then sends
+and receives messages as the server of that run, until it closes the run or exits.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ from fedgrad.federation.flower.connection import Connection, EngineError, locate
 from fedgrad.federation.flower.engine import GridTransport
 from fedgrad.federation.flower.http import Denied, Heartbeat, call, client
 from fedgrad.federation.flower.keys import public_key
-from fedgrad.federation.flower.run import RunGrid
+from fedgrad.federation.flower.superlink_run import RunGrid
 
 _ATTEMPTS = 5
-_HEARTBEAT = 5.0  # Flower gives a run up after 60 s without one
+_HEARTBEAT = 5.0  # Flower gives up a run after 60 s without one
 
 _APP = {
     "pyproject.toml": b"""
@@ -61,10 +61,18 @@ def connect(
 ) -> "FlowerTransport":
     """Become the server of a new run at a SuperLink.
 
-    `secret` is the file given to the SuperLink as --superexec-auth-secret-file, if it has one.
-    `node_keys` are the public keys of the nodes to work with; the others are as if they were not
-    there. See docs/operating-a-federation.md for both. A reply with more than `maximum_bytes` is an
-    error.
+    Args:
+        superlink: The address of the SuperLink, as host:port.
+        root_certificates: The PEM file of the authorities to trust.
+        secret: The file given to the SuperLink as --superexec-auth-secret-file, if it has one.
+        node_keys: The public keys of the nodes to work with; other nodes are ignored.
+        maximum_bytes: The largest reply that is accepted; a larger one is an error.
+        insecure: Whether to use plaintext even to another machine.
+
+    Returns:
+        The transport of the new run.
+
+    See docs/operating-a-federation.md for `secret` and `node_keys`.
     """
     connection = secured(superlink, root_certificates, insecure=insecure)
     known = None if node_keys is None else {public_key(path) for path in node_keys}
@@ -77,7 +85,7 @@ def connect(
 
 
 def _claim(connection: Connection, secret: bytes | None) -> tuple[int, str]:
-    """Create a run and take its task: the run's id, and the token that makes us its server."""
+    """Create a run and claim its task. Return the run's id and the token of its server."""
     bundle = _bundle()
     digest = hashlib.sha256(bundle).hexdigest()
     signed = []
@@ -94,8 +102,8 @@ def _claim(connection: Connection, secret: bytes | None) -> tuple[int, str]:
         for _ in range(_ATTEMPTS):
             call(control.StartRun, flower.StartRunRequest(fab=flower.Fab(content=bundle)))
             while (claimed := _acquired(runtime, ask)).HasField("task"):
-                # It may be the run of another driver that connects now, who then gets ours. What is
-                # no driver's run goes back to the queue when nobody starts it.
+                # This may be the run of another driver that is connecting now, which then gets
+                # ours. A run that is not a driver's returns to the queue when nobody starts it.
                 if claimed.task.fab_hash == digest:
                     return claimed.task.run_id, claimed.token
     raise EngineError(
@@ -114,7 +122,7 @@ def _acquired(runtime: flower.RuntimeHttpClient, ask: Any) -> Any:
 
 
 def _bundle() -> bytes:
-    """The app as Flower packs apps: a zip with a list of its files, always the same bytes."""
+    """Return the app as Flower packs it: a zip with a list of its files, always the same bytes."""
     listed = [f"{n},{hashlib.sha256(c).hexdigest()},{8 * len(c)}" for n, c in _APP.items()]
     files = {**_APP, ".info/CONTENT": "\n".join(listed).encode()}
     buffer = io.BytesIO()
@@ -125,7 +133,7 @@ def _bundle() -> bytes:
 
 
 class FlowerTransport(GridTransport):
-    """The transport of a run that this process drives. Close it, or use it in a `with`."""
+    """The transport of a run that this process drives. Close it, or use it as a context manager."""
 
     def __init__(self, grid: RunGrid) -> None:
         super().__init__(grid, grid.message)
@@ -142,7 +150,7 @@ class FlowerTransport(GridTransport):
         self._run.tidy(unanswered)
 
     def close(self) -> None:
-        """End the run. What the nodes remember of it expires there."""
+        """End the run. Values that nodes keep for it expire there."""
         self._end()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Envelopes as Flower messages, and a transport on a Flower grid: Flower's public API only."""
+"""Envelopes as Flower messages, and a transport on a Flower grid. Uses only Flower's public API."""
 
 import queue
 import threading
@@ -20,7 +20,7 @@ DRIVEN = "fedgrad"
 """The group of messages of a run that is driven by `flower_driver`, not by Flower's own grid."""
 
 RECORD, FIELD = "fedgrad", "envelope"
-_SERIALISATION = "fedgrad.envelope"
+_SERIALIZATION = "fedgrad.envelope"
 _INLINE = 1 << 18
 """Bytes up to which an envelope is one field of a config record, which takes fewest requests; a
 larger one is an array, which Flower moves in pieces (and ten times faster, if there are many)."""
@@ -29,7 +29,7 @@ _CLOCKS_DIFFER = 60.0
 
 
 class Grid(Protocol):
-    """What is used of a Flower grid."""
+    """The part of Flower's grid interface that is used here."""
 
     def get_node_ids(self) -> Iterable[int]: ...
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
@@ -37,16 +37,16 @@ class Grid(Protocol):
 
 
 def content(envelope: Envelope, salt: str = "") -> RecordDict:
-    """The content of a Flower message that carries an envelope."""
+    """Return the content of a Flower message that carries an envelope."""
     data = pack(envelope, salt)
     if len(data) <= _INLINE:
         return RecordDict({RECORD: ConfigRecord({FIELD: data})})
-    array = Array("uint8", (len(data),), _SERIALISATION, data)
+    array = Array("uint8", (len(data),), _SERIALIZATION, data)
     return RecordDict({RECORD: ArrayRecord({FIELD: array})})
 
 
 def envelope(message: Message) -> Envelope:
-    """The envelope that a Flower message carries; what went wrong on the way is one too."""
+    """Return the envelope of a Flower message; errors on the way become error envelopes."""
     if message.has_error():
         failure = message.error
         return Envelope("error", {"reason": f"Flower, code {failure.code}: {failure.reason}"})
@@ -62,9 +62,9 @@ def envelope(message: Message) -> Envelope:
 
 
 def reply(message: Message, answer: Envelope) -> Message:
-    """The Flower message that answers another one."""
-    # Equal answers of two nodes would share their objects at the SuperLink, and then one node could
-    # hold up the other; with the request's id in them, they do not.
+    """Return the Flower message that answers another one."""
+    # Equal answers of two nodes would share objects at the SuperLink, and one node could hold up
+    # the other. The request's id as salt keeps them distinct.
     return Message(content(answer, salt=message.metadata.message_id), reply_to=message)
 
 
@@ -73,7 +73,7 @@ def _message(to: int, data: RecordDict, seconds: float) -> Message:
 
 
 def pauses(longest: float) -> Iterator[float]:
-    """How long to wait before asking again: soon at first, then less and less often."""
+    """Yield the pauses between polls: short at first, then longer."""
     pause = 0.01
     while True:
         yield pause
@@ -81,26 +81,26 @@ def pauses(longest: float) -> Iterator[float]:
 
 
 class GridTransport:
-    """Carries envelopes over a Flower grid, such as the one that a ServerApp is given."""
+    """A transport over a Flower grid, such as the one that a ServerApp is given."""
 
     def __init__(
         self,
         grid: Grid,
         message: Callable[[int, RecordDict, float], Message] = _message,
     ) -> None:
-        """`message` makes the message to a node, of this content, that lives so many seconds."""
+        """`message` creates the message for a node, a content and a lifetime in seconds."""
         self.grid = grid
         self._message = message
 
     def nodes(self) -> list[int]:
-        """The ids of the nodes that are connected now."""
+        """Return the ids of the nodes that are connected now."""
         with located():
             return sorted(self.grid.get_node_ids())
 
     def exchange(
         self, requests: dict[int, Envelope], deadline: float, enough: Enough | None = None
     ) -> dict[int, Envelope]:
-        """Send each node its request; the replies within `deadline` seconds, or until enough."""
+        """Send each node its request; return the replies that arrive in time, or until `enough`."""
         if not requests:
             return {}
         arrived: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
@@ -117,7 +117,7 @@ class GridTransport:
                         break
                     for message in self.grid.pull_messages(list(awaited)):
                         request = message.metadata.reply_to_message_id
-                        if request in awaited:  # else a duplicate, or not for us
+                        if request in awaited:  # otherwise a duplicate, or not ours
                             arrived.put((awaited.pop(request), envelope(message)))
                 self._tidy(awaited)
             except EngineError as failure:
@@ -125,7 +125,7 @@ class GridTransport:
             except Exception as failure:
                 arrived.put(EngineError(f"Flower failed: {failure!r}."))
 
-        # A grid has no deadlines of its own, and waits long for what is only half there.
+        # In a thread, because a grid has no deadlines and waits long for incomplete replies.
         threading.Thread(target=carry, name="fedgrad-exchange", daemon=True).start()
         try:
             with located():
@@ -134,10 +134,10 @@ class GridTransport:
             over.set()
 
     def _tidy(self, unanswered: Iterable[str]) -> None:
-        """What to do when an exchange is over; Flower's public API offers nothing for that."""
+        """Clean up after an exchange; Flower's public API offers nothing for that."""
 
     def _send(self, requests: dict[int, Envelope], deadline: float) -> dict[str, int]:
-        """Push all requests; which node each message went to, by the message's id."""
+        """Push all requests; return the node of each message by the message's id."""
         contents: dict[int, RecordDict] = {}
         for request in requests.values():
             if id(request) not in contents:  # the same request to many is packed once

@@ -1,6 +1,6 @@
-"""A node at a SuperLink: it registers, says that it lives, and answers one message at a time.
+"""A node at a SuperLink: it registers, sends heartbeats, and answers one message at a time.
 
-A site runs one process for each node that stays, with JAX warm and the data loaded.
+A site runs one long-lived process per node, with JAX warm and the data loaded.
 """
 
 import logging
@@ -37,11 +37,16 @@ def serve(
     over: threading.Event,
     patience: float = _PATIENCE,
 ) -> None:
-    """Answer requests until `over` is set. A SuperLink that goes away is waited for.
+    """Answer requests until `over` is set. Reconnect if the SuperLink goes away.
 
-    `key` is the node's private key, by which it is known again, and whose public half the operator
-    registered. Without one it makes one and registers it itself, which a SuperLink with node keys
-    does not allow.
+    Args:
+        node: The node that answers.
+        connection: The connection to the SuperLink.
+        key: The node's private key, which identifies it across restarts and whose public half the
+            operator registered. Without one, the node creates and registers a key itself, which
+            a SuperLink with node keys refuses.
+        over: The event that ends the node.
+        patience: Seconds to wait for the first connection.
     """
     secret = None if key is None else private_key(key)
     first, begun, trouble = True, time.monotonic(), ""
@@ -65,22 +70,22 @@ def serve(
 
 
 def warm(node: Node) -> None:
-    """Load the data and start JAX before the first request, so that mistakes show at once."""
+    """Load the data and start JAX before the first request, so that mistakes fail fast."""
     parts = node.data.parts
     jnp.zeros(1).block_until_ready()
     log.info("data loaded%s, on %s", f": {', '.join(parts)}" if parts else "", node.platform)
 
 
 class Fleet:
-    """One node's place at a SuperLink, from `join` to `leave`."""
+    """The place of one node at a SuperLink, from `join` to `leave`."""
 
     def __init__(self, connection: Connection, key: Any | None, most: int) -> None:
-        """`key` is the node's private key; without one, it makes one for as long as it stays.
-        Requests with more than `most` bytes are refused."""
+        """`key` is the node's private key; None creates one for the duration of the stay. Requests
+        with more than `most` bytes are refused."""
         self._passing = key is None
         key = new_key() if key is None else key
         self._public = flower.public_key_to_bytes(key.public_key())
-        # Where there is TLS, operators register the keys of nodes.
+        # With TLS, operators register the keys of nodes.
         self._registers_itself = self._passing or connection.plaintext
         self._most = most
         auth = flower.NodeAuthHttpInterceptor(key, key.public_key())
@@ -89,7 +94,7 @@ class Fleet:
         self._heartbeat: Heartbeat | None = None
 
     def join(self) -> int:
-        """Take the place; the node's id."""
+        """Take the place; return the node's id."""
         if self._registers_itself:
             self._register()
         place = flower.ActivateNodeRequest(public_key=self._public, heartbeat_interval=INTERVAL)
@@ -121,7 +126,7 @@ class Fleet:
                 pass  # withdrawn, or its run is over: nobody waits for the answer
 
     def leave(self) -> None:
-        """Give the place up."""
+        """Give up the place."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
         try:
@@ -132,14 +137,14 @@ class Fleet:
                     gone = flower.UnregisterNodeFleetRequest(node_id=name)
                     call(self._api.UnregisterNode, gone)
         except EngineError:
-            pass  # then the SuperLink finds out by itself
+            pass  # the SuperLink will notice by itself
         self._api.close()
 
     def _register(self) -> None:
         try:
             call(self._api.RegisterNode, flower.RegisterNodeFleetRequest(public_key=self._public))
         except Denied as denied:
-            if denied.code != flower.ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:  # by ourselves, before
+            if denied.code != flower.ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:  # by us, earlier
                 raise
 
     def _next(self) -> Download | None:
@@ -178,7 +183,7 @@ class Fleet:
             )
             accepted = call(self._api.PushMessages, request)
             wanted = list(accepted.objects_to_push)
-            if answer.metadata.group_id == DRIVEN:  # then nobody fetches more than this
+            if answer.metadata.group_id == DRIVEN:  # the driver fetches nothing else
                 needed = payload(heads["message_object_trees"][0])
                 wanted = [name for name in needed if name in wanted]
             self._post.upload(answer.metadata.run_id, accepted.session_id, [answer], wanted)

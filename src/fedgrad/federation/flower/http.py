@@ -1,4 +1,4 @@
-"""Calls to a SuperLink, with typed errors where Flower would end the process."""
+"""Calls to a SuperLink, with typed errors where Flower would exit the process."""
 
 import ssl
 import threading
@@ -22,24 +22,24 @@ _HINTS: dict[int, str] = {
 
 
 class Unreachable(EngineError):
-    """The SuperLink does not answer; it may later."""
+    """The SuperLink does not answer, but may later."""
 
 
 class Denied(EngineError):
-    """The SuperLink answers, and says no."""
+    """The SuperLink answers with a refusal."""
 
     code: int | None = None
     """Flower's number for the reason."""
 
     @property
     def temporary(self) -> bool:
-        """Whether asking again may help: a node that died holds its place for a while."""
+        """Whether a retry may help: a node that died holds its place for a while."""
         return self.code == flower.ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
 
 
 class _Version:
-    """Tells the SuperLink our version of Flower. (Flower's own one ends the process if it does not
-    fit; here the SuperLink's answer is an error like any other.)"""
+    """Interceptor that tells the SuperLink our Flower version. (Flower's own exits the process on a
+    mismatch; here the SuperLink's answer is an ordinary error.)"""
 
     def __init__(self, component: str) -> None:
         self.headers = dict(
@@ -56,7 +56,7 @@ class _Version:
 def client(
     kind: type[Client], connection: Connection, component: str, interceptors: Sequence[Any] = ()
 ) -> Client:
-    """A client of one of the SuperLink's APIs."""
+    """Create a client of one of the SuperLink's APIs."""
     try:
         return kind.from_server_address(
             connection.address,
@@ -69,11 +69,11 @@ def client(
 
 
 def call(method: Callable[[Any], Answer], request: object) -> Answer:
-    """Call the SuperLink; tried again after a short pause where that may help."""
+    """Call the SuperLink; retry after a short pause where that may help."""
     begun = time.monotonic()
     for pause in (*_PAUSES, None):
         if time.monotonic() - begun > _LONG:
-            pause = None  # what took so long already is not tried again
+            pause = None  # too slow to try again
         try:
             return method(request)
         except flower.httpx.HTTPStatusError as error:
@@ -109,7 +109,7 @@ def _denied(error: Any) -> Denied:
 
 
 class Heartbeat:
-    """Calls a function every few seconds in the background, until stopped."""
+    """A background thread that calls a function every few seconds, until stopped."""
 
     def __init__(self, beat: Callable[[], None], seconds: float) -> None:
         self._over = threading.Event()
@@ -128,5 +128,5 @@ class Heartbeat:
         threading.Thread(target=run, name="fedgrad-heartbeat", daemon=True).start()
 
     def stop(self) -> None:
-        """No more beats."""
+        """Stop the heartbeat."""
         self._over.set()

@@ -1,4 +1,4 @@
-"""The nodes of a Flower app in this process: to try an app, and in tests."""
+"""The nodes of a Flower app in this process, for trying out an app and for tests."""
 
 import traceback
 from collections.abc import Iterable, Mapping
@@ -12,10 +12,14 @@ _RAISED = 2  # Flower's code for an app that raised
 
 
 class InProcessGrid(flower.Grid):
-    """A grid for `strategy.start(grid, ...)` whose nodes are in this process, one after the other:
-    no SuperLink, no Ray. `app` is the ClientApp; each node's context has its `partition-id` and
-    `num-partitions`, and keeps its state from message to message. What the app raises is the
-    error of that node's reply, as it is on real nodes.
+    """A grid for `strategy.start(grid, ...)` whose nodes run in this process, one after the other,
+    without SuperLink or Ray.
+
+    Args:
+        app: The ClientApp. If it raises, the reply of that node is an error, as on real nodes.
+        nodes: The number of nodes. Each has a context with its `partition-id` and
+            `num-partitions`, whose state persists between messages.
+        run_config: The `run_config` of every context.
     """
 
     def __init__(
@@ -23,7 +27,7 @@ class InProcessGrid(flower.Grid):
     ) -> None:
         require_whole("nodes", nodes)
         identity = flower.TaskIdentity
-        if identity._run_id is None:  # messages are of a run, which here there is not
+        if identity._run_id is None:  # messages need a run, and there is none here
             identity.task_id, identity.run_id, identity.node_id = 1, 1, flower.SUPERLINK_NODE_ID
         self._app = app
         self._replies: dict[str, flower.Message] = {}
@@ -40,7 +44,7 @@ class InProcessGrid(flower.Grid):
         }
 
     def set_run(self, run: flower.Run) -> None:
-        """Take note of a run."""
+        """Set the run."""
         self._run = run
 
     @property
@@ -56,15 +60,15 @@ class InProcessGrid(flower.Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> flower.Message:
-        """A message to a node."""
+        """Create a message to a node."""
         return flower.Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        """The nodes: 1, 2, ..."""
+        """Return the ids of the nodes: 1, 2, ..."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[flower.Message]) -> list[str]:
-        """Have messages answered; under which names."""
+        """Have the nodes answer messages; return the ids of the messages."""
         names = []
         for message in messages:
             self._sent += 1
@@ -73,18 +77,18 @@ class InProcessGrid(flower.Grid):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[flower.Message]:
-        """The answers."""
+        """Return the replies to these messages."""
         return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[flower.Message], *, timeout: float | None = None
     ) -> list[flower.Message]:
-        """All answers, in the order of the messages."""
+        """Return all replies, in the order of the messages."""
         return self.pull_messages(self.push_messages(messages))
 
     def _answered(self, message: flower.Message) -> flower.Message:
         context = self._contexts[message.metadata.dst_node_id]
         try:
-            return self._app(shifted(message), context)  # as if it had been sent: its own records
-        except Exception:  # of any kind: it is code of others
+            return self._app(shifted(message), context)  # with a copy, as if it were sent
+        except Exception:  # any kind: this runs user code
             return flower.Message(flower.Error(_RAISED, traceback.format_exc()), reply_to=message)

@@ -1,15 +1,15 @@
-"""Everything of Flower below its public API that is used here, checked when it is imported.
+"""Everything below Flower's public API that is used here, checked on import.
 
-A user's process drives a run itself and a site's agent stays in memory between messages; Flower has
-no public API for either. What is used moves between versions, so it is named in this file only.
+A user's process drives a run itself, and a site's agent stays in memory between messages; Flower
+has no public API for either. These names move between versions, so only this file imports them.
 """
 
-# ruff: noqa: F401 (the imports are what this file is for)
+# ruff: noqa: F401 (this file exists for its imports)
 
 from importlib.metadata import version
 
 from fedgrad.core.errors import needs
-from fedgrad.federation.flower import engine  # says so first if there is no Flower at all
+from fedgrad.federation.flower import engine  # fails first if Flower is missing
 
 with needs(f"fedgrad, written against flwr 1.41 and 1.42, with {version('flwr')}", "flower"):
     import httpx

@@ -1,4 +1,4 @@
-"""Keys of nodes, as ssh-keygen or openssl wrote them."""
+"""Keys of nodes, as written by ssh-keygen or openssl."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ with needs("A certificate or key", "flower"):
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A new private key."""
+    """Create a private key."""
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def private_key(path: str | Path) -> ec.EllipticCurvePrivateKey:
-    """The private key in a file, as ssh-keygen or openssl wrote it."""
+    """Read a private key from a file that ssh-keygen or openssl wrote."""
     content = read(path, "key")
     openssh = b"OPENSSH PRIVATE KEY" in content
     load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
@@ -31,7 +31,7 @@ def private_key(path: str | Path) -> ec.EllipticCurvePrivateKey:
 
 
 def public_key(path: str | Path) -> bytes:
-    """The public key in a file that ssh-keygen wrote, as PEM."""
+    """Read a public key from a file that ssh-keygen wrote; return it as PEM."""
     try:
         key = serialization.load_ssh_public_key(read(path, "key"))
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -1,4 +1,4 @@
-"""The objects that Flower makes of a message, on their way to and from a SuperLink."""
+"""The objects that Flower splits a message into, on their way to and from a SuperLink."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fedgrad.federation.flower.connection import EngineError
 from fedgrad.federation.flower.engine import FIELD, MESSAGE_TYPE, RECORD
 from fedgrad.federation.flower.http import Denied, call
 
-_OVERHEAD = 1 << 16  # of a message's bytes over those of its arrays
+_OVERHEAD = 1 << 16  # bytes of a message beyond those of its arrays
 
 
 class TooLarge(EngineError):
@@ -17,7 +17,7 @@ class TooLarge(EngineError):
 
 
 def announced(messages: Sequence[flower.Message]) -> dict[str, list[Any]]:
-    """What a request says of messages whose content follows: of each, its head and its objects."""
+    """Return the request fields that announce messages: the head and object tree of each."""
     for message in messages:
         message.metadata.__dict__["_message_id"] = message.object_id
     bare = [flower.remove_content_from_message(message) for message in messages]
@@ -29,16 +29,16 @@ def announced(messages: Sequence[flower.Message]) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True)
 class Post:
-    """How a node, or the driver of a run, moves objects: by its API of the SuperLink."""
+    """Transfer of objects for a node, or the driver of a run, through its API of the SuperLink."""
 
     api: Any  # has PushObject, PullObject and ConfirmMessageReceived
     node: Any
-    most: int  # bytes of content that are fetched of a message
+    most: int  # bytes of content to fetch of a message, at most
 
     def upload(
         self, run: int, session: str, messages: Iterable[flower.Message], wanted: Iterable[str]
     ) -> None:
-        """Push those objects of the messages that the SuperLink wants."""
+        """Push the objects of the messages that the SuperLink requests."""
         objects: dict[str, Any] = {}
         for message in messages:
             objects.update(flower.get_all_nested_objects(message))
@@ -47,11 +47,11 @@ class Post:
             request = flower.PushObjectRequest(
                 node=self.node, run_id=run, session_id=session, **content
             )
-            # Not stored means that the receiver has what it needs already, or that time is over.
+            # "Not stored" means that the receiver already has what it needs, or that time is up.
             call(self.api.PushObject, request)
 
     def pull(self, run: int, name: str) -> Any:
-        """An object, as far as it is there."""
+        """Return an object, if it is available."""
         request = flower.PullObjectRequest(node=self.node, run_id=run, object_id=name)
         return call(self.api.PullObject, request)
 
@@ -64,8 +64,8 @@ class Post:
 
 
 def payload(tree: Any) -> list[str]:
-    """The objects of a message that hold the envelope, all that a receiver of ours fetches: the one
-    record of its content, or the one array of that and its pieces."""
+    """Return the objects of a message that hold the envelope, the only ones that our receivers
+    fetch: the single record of its content, or that record's single array and its chunks."""
     record = _only(_only(tree))
     if not record.children:
         return [record.object_id]
@@ -80,7 +80,7 @@ def _only(tree: Any) -> Any:
 
 
 class Download:
-    """A message that is announced, and whose content comes as its sender uploads it."""
+    """An announced message, whose content arrives as its sender uploads it."""
 
     def __init__(self, post: Post, proto: Any, tree: Any) -> None:
         self.message = flower.message_from_proto(proto)
@@ -95,7 +95,7 @@ class Download:
         return str(self.message.metadata.reply_to_message_id)
 
     def advance(self) -> flower.Message | None:
-        """Fetch what is there; the message once it is complete. Never waits for the sender."""
+        """Fetch what is available; return the message once complete. Never waits for the sender."""
         for name in self._names[len(self._contents) :]:
             answer = self._post.pull(self._run, name)
             if not answer.object_found:
@@ -119,5 +119,5 @@ class Download:
         return flower.ArrayRecord({FIELD: flower.Array.inflate(self._contents[first], pieces)})
 
     def discard(self) -> None:
-        """Let the SuperLink forget the message's objects. To be called at the end in any case."""
+        """Let the SuperLink forget the message's objects. Always call this at the end."""
         self._post.discard(self._run, self.message.metadata.message_id)

@@ -1,8 +1,8 @@
-"""fedgrad inside Flower apps, by Flower's public API only: what `flwr run` and SuperNodes start.
+"""fedgrad inside Flower apps, started by `flwr run` and SuperNodes. Uses only Flower's public API.
 
-A SuperNode starts a process for each message. So a node keeps in Flower's state of the run what the
-resident agent (`fedgrad node`) keeps in memory, and JAX compiles again each time: slower, and it
-works wherever Flower does.
+A SuperNode starts a process for each message. A node therefore keeps in Flower's run state what the
+resident agent (`fedgrad node`) keeps in memory, and JAX compiles again each time. This is slower,
+but it works wherever Flower does.
 """
 
 import json
@@ -11,10 +11,10 @@ from typing import Any
 from fedgrad.core.errors import needs
 from fedgrad.federation.flower.connection import EngineError
 from fedgrad.federation.flower.engine import FIELD, MESSAGE_TYPE, RECORD, envelope, reply
-from fedgrad.federation.protocol.data import Context, load
 from fedgrad.federation.protocol.envelope import Envelope
 from fedgrad.federation.protocol.memory import Entry, Memory
 from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.node_data import Context, load
 from fedgrad.federation.protocol.packing import pack, unpack
 from fedgrad.federation.protocol.policy import Policy
 
@@ -27,7 +27,7 @@ _SECONDS = 600.0
 
 
 def client_app() -> ClientApp:
-    """The ClientApp of a node. The site configures it where it starts its SuperNode:
+    """Return the ClientApp of a node. The site configures it when it starts its SuperNode:
 
     --node-config 'data="module:function" policy="/path/policy.toml" partition-id=0'
     """

@@ -1,4 +1,4 @@
-"""What a client in PyTorch runs for a server that tunes itself: here alone torch is imported."""
+"""PyTorch clients for a server that tunes itself. Only this module of the package imports torch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,22 +18,28 @@ Loss = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Trained:
-    """What a client replies with, besides its model."""
+    """The reply of a client, besides its model."""
 
-    examples: int  # of an epoch
+    examples: int  # per epoch
     loss: float  # the mean over all steps
-    records: Mapping[str, Any]  # for a server that tunes itself; none for another
+    records: Mapping[str, Any]  # for a server that tunes itself; otherwise empty
 
 
 def torch_gradient(
     model: Any, loss: Loss, batches: Iterable[Any], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The records that a server wants which learns attributes of its strategy, for a client that
-    trains in its own way: the gradient of `loss(model, batch)` over all batches, at the model as it
-    is. Ask before training. No records if the server, by its `config`, does not tune itself.
+    """Compute the gradient records for a server that learns attributes of its strategy, for clients
+    with their own training loop. Call it before training, on the model as received.
 
-    A loss is the mean over its batch, whose examples are counted by the first axis of its first
-    tensor. The model's buffers, such as BatchNorm's statistics, stay as they are.
+    Args:
+        model: The model. Its buffers, such as BatchNorm's statistics, are left unchanged.
+        loss: A function of (model, batch) that returns the mean over the batch. Examples are
+            counted by the first axis of the batch's first tensor.
+        batches: The batches over which to take the gradient.
+        config: The server's config, which says whether the server tunes itself.
+
+    Returns:
+        The records to reply with; empty if the server does not tune itself.
     """
     return _found(model, loss, batches) if ASKED in config else {}
 
@@ -50,21 +56,39 @@ def torch_sgd(
     weight_decay: float = 0.0,
     gradient_from: Iterable[Any] | None = None,
 ) -> Trained:
-    """Train the model in place as `torch.optim.SGD` does, a step for each batch, with the learning
-    rate of the server's `config`, where it is called `lr`; and find what a server that tunes itself
-    wants to know besides. As there, a step leaves a parameter alone that its loss does not depend
-    on: neither weight decay nor momentum moves it.
+    """Train the model in place like `torch.optim.SGD`, with one step per batch, and compute the
+    derivatives that a server which tunes itself needs.
 
-    That is the gradient of `loss(model, batch)` before training, over the same batches or those of
-    `gradient_from` (held-out examples), and, if the learning rate is learned, the tangent of the
-    trained model by it, for which each step takes a second backward pass. For a server that does
-    not tune itself, this is plain training.
+    These are the gradient of the loss before training and, if the learning rate is learned, the
+    tangent of the trained model with respect to it, for which each step takes a second backward
+    pass. For any other server, this is plain training. As in PyTorch, a step leaves a parameter
+    alone on which its loss does not depend: neither weight decay nor momentum moves it.
+
+    Args:
+        model: The model to train.
+        loss: A function of (model, batch) that returns the mean over the batch.
+        batches: The batches of an epoch; iterable more than once, such as a DataLoader.
+        config: The server's config, which holds the learning rate.
+        lr: The name of the learning rate in `config`.
+        epochs: The number of passes over the batches.
+        momentum: The momentum of SGD.
+        weight_decay: The weight decay of SGD.
+        gradient_from: Held-out batches for the gradient before training; `batches` by default.
+
+    Returns:
+        The number of examples, the mean loss, and the records to reply with.
     """
     require_whole("epochs", epochs)
     if lr not in config:
         message = f"The server's train_config has no {lr!r}."
         raise ArgumentError.here(message, lr, config)
-    asked, rate, params = config.get(ASKED), float(config[lr]), _trained(model)
+    rate = config[lr]
+    for name, number in {lr: rate, "momentum": momentum, "weight_decay": weight_decay}.items():
+        if not isinstance(number, float | int) or not number >= 0:
+            raise ArgumentError.here(
+                f"{name} is {number!r}: torch.optim.SGD takes numbers from 0 on."
+            )
+    asked, params = config.get(ASKED), _trained(model)
     again = asked is not None and gradient_from is None
     if iter(batches) is batches and (again or epochs > 1):
         raise ArgumentError.here(
@@ -84,13 +108,13 @@ def torch_sgd(
             bend = _product(gradient, weights, along) if tangent else []
             with torch.no_grad():
                 for i, g in enumerate(gradient):
-                    if g is None:  # SGD leaves it alone: no decay, and no step by its velocity
+                    if g is None:  # as SGD does: no weight decay, no momentum step
                         continue
-                    step = _plus(g.detach(), weight_decay, weights[i])
-                    velocity[i] = _plus(step, momentum, velocity[i])
-                    if tangent:  # the derivatives by the rate: of the velocity, and of the weight
-                        step = _plus(bend[i], weight_decay, along[i])
-                        turning[i] = _plus(step, momentum, turning[i])
+                    step = _decayed(g.detach(), weight_decay, weights[i])
+                    velocity[i] = _carried(velocity[i], momentum, step)
+                    if tangent:  # derivatives of velocity and weight by the rate
+                        step = _decayed(bend[i], weight_decay, along[i])
+                        turning[i] = _carried(turning[i], momentum, step)
                         along[i] = along[i] - velocity[i] - rate * turning[i]
                     weights[i].sub_(velocity[i], alpha=rate)
     if not examples:
@@ -101,7 +125,7 @@ def torch_sgd(
 
 
 def _found(model: Any, loss: Loss, batches: Iterable[Any]) -> dict[str, Any]:
-    """The gradient at the model as it is, over all examples, and their mean loss: as records."""
+    """Return the gradient at the current model over all examples and the mean loss, as records."""
     params = _trained(model)
     total, mean, examples = _zeros(params.values()), 0.0, 0
     with _buffers_kept(model):
@@ -134,12 +158,12 @@ def _value(loss: Loss, model: Any, batch: Any) -> Any:
 
 
 def _gradient(value: Any, params: Tensors, again: bool = False) -> Tensors:
-    """The gradient, None for parameters that the value does not depend on."""
+    """Return the gradient; None for parameters that the value does not depend on."""
     return torch.autograd.grad(value, params, create_graph=again, allow_unused=True)
 
 
 def _product(gradient: Tensors, params: Tensors, along: Tensors) -> Tensors:
-    """The Hessian times a direction, which is the gradient of the gradient along it."""
+    """Return the Hessian-vector product, as the gradient of the gradient along a direction."""
     both = zip(gradient, along, strict=True)
     pairs = [(g, s) for g, s in both if g is not None and g.requires_grad]
     if not pairs:  # the loss is linear
@@ -153,8 +177,13 @@ def _zeros(params: Iterable[Any]) -> list[Any]:
     return [torch.zeros_like(p) for p in params]
 
 
-def _plus(x: Any, factor: float, y: Any) -> Any:
-    return x + factor * y if factor else x
+def _decayed(gradient: Any, weight_decay: float, weight: Any) -> Any:
+    """Rounded once, as SGD does."""
+    return gradient.add(weight, alpha=weight_decay) if weight_decay else gradient
+
+
+def _carried(velocity: Any, momentum: float, step: Any) -> Any:
+    return (velocity * momentum).add(step) if momentum else step  # which may be sparse
 
 
 def _examples(batch: Any) -> int:
@@ -191,7 +220,7 @@ def _buffers_kept(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _twice_differentiable(needed: bool) -> Iterator[None]:
-    """The fast kernels of attention have no second derivative."""
+    """Use math attention where needed: its fast kernels have no second derivative."""
     if not needed:
         yield
         return

@@ -1,1 +1,1 @@
-"""What those who run a federation use: commands, certificates, a federation on one machine."""
+"""Tools for operators of a federation: commands, certificates, a federation on one machine."""

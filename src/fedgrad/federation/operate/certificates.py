@@ -1,13 +1,13 @@
-"""An authority, the SuperLink's certificate, keys for the nodes: what TLS and node keys need.
+"""Certificates and keys for TLS and node authentication. `make_certificates` creates:
 
-authority.crt     what every node and every driver trusts (public)
-authority.key     signs certificates; belongs nowhere near the network
-superlink.crt     the SuperLink's certificate, for the hosts that were named
+authority.crt     trusted by every node and every driver (public)
+authority.key     signs certificates; keep it off the network
+superlink.crt     the SuperLink's certificate, for the given hosts
 superlink.key
-secret            lets a driver take the place of the server of a run
+secret            lets a driver act as the server of a run
 operator.key      signs programs, for sites that allow what the operator signs
-operator.pub      what those sites name in their policy
-node-0, node-0.pub, node-1, ...     one key pair per node, as `ssh-keygen -t ecdsa` makes them
+operator.pub      named by those sites in their policy
+node-0, node-0.pub, node-1, ...     one key pair per node, as created by `ssh-keygen -t ecdsa`
 """
 
 import datetime
@@ -37,7 +37,7 @@ def make_certificates(
     nodes: int = 1,
     days: int = 365,
 ) -> Path:
-    """Make them all in a directory that holds none yet; private keys are for the owner's eyes."""
+    """Create all of them in a directory that has none yet; only the owner can read private keys."""
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (folder / "authority.key").exists():
@@ -62,7 +62,7 @@ def make_certificates(
 
 
 def make_node_key(path: Path) -> None:
-    """A key pair for a node: the private one at `path`, the public one at `path`.pub."""
+    """Create a key pair for a node: the private key at `path`, the public key at `path`.pub."""
     key = new_key()
     private = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _UNENCRYPTED)
     public = key.public_key().public_bytes(
@@ -139,7 +139,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, private: bool = True) -> None:
-    # Created with its mode, and never over a file that is there.
+    # Created with its final mode; never overwrites an existing file.
     try:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
     except FileExistsError:

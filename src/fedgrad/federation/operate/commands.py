@@ -1,4 +1,4 @@
-"""The commands of a federation: `fedgrad node` for a site, `fedgrad federation` for who runs it."""
+"""Commands of a federation: `fedgrad node` for a site, `fedgrad federation` for its operator."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ _FOLDER = ".fedgrad-federation"
 
 
 def add_commands(subparsers: Any) -> None:
-    """Add `node` and `federation`; each sets `run`, a function of the options to an exit code."""
+    """Add `node` and `federation`; each sets `run`, a function from the options to an exit code."""
     node = _parser(subparsers, "node", "serve a site's data to federated programs", NODE)
     _add_superlink(node)
     node.add_argument("--data", required=True, metavar="MODULE:FUNCTION")
@@ -97,8 +97,8 @@ def _add_superlink(parser: argparse.ArgumentParser) -> None:
 def _node(options: argparse.Namespace) -> int:
     from fedgrad.federation.flower.connection import is_loopback, secured
     from fedgrad.federation.flower.fleet import serve, warm
-    from fedgrad.federation.protocol.data import Context, load
     from fedgrad.federation.protocol.node import Node
+    from fedgrad.federation.protocol.node_data import Context, load
     from fedgrad.federation.protocol.policy import Policy
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -193,7 +193,7 @@ def _certificates(options: argparse.Namespace) -> int:
 
 def _register(options: argparse.Namespace) -> int:
     from fedgrad.federation.flower.connection import secured
-    from fedgrad.federation.flower.control import register
+    from fedgrad.federation.flower.control_api import register
     from fedgrad.federation.flower.keys import public_key
 
     connection = secured(options.superlink, options.root_certificates, insecure=options.insecure)
@@ -202,7 +202,7 @@ def _register(options: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """These commands alone, as the nodes of a local federation are started."""
+    """Run these commands alone; this is how the nodes of a local federation are started."""
     parser = argparse.ArgumentParser(prog="fedgrad")
     add_commands(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
     options = parser.parse_args(argv)

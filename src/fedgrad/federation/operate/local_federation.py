@@ -1,4 +1,4 @@
-"""A federation on this machine for trying out: a SuperLink and nodes, started and ended exactly."""
+"""A trial federation on this machine: a SuperLink and nodes, each started and ended by its pid."""
 
 import dataclasses
 import json
@@ -18,10 +18,10 @@ from fedgrad.core.errors import ArgumentError
 from fedgrad.federation.flower.connection import EngineError, secured
 from fedgrad.federation.flower.keys import public_key
 from fedgrad.federation.operate.certificates import make_certificates, make_node_key
-from fedgrad.federation.operate.processes import Process, start, stop
+from fedgrad.federation.operate.started_processes import Process, start, stop
 
 _STATE = "federation.json"
-_SCRIPTS = sysconfig.get_path("scripts")  # where Flower's commands are, and look for each other
+_SCRIPTS = sysconfig.get_path("scripts")  # Flower's commands, which also look for each other here
 _PATIENCE = 90.0
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -42,17 +42,17 @@ class LocalFederation:
 
     @property
     def keys(self) -> Path:
-        """The folder of certificates and keys of a secure one."""
+        """The folder of certificates and keys, if secure."""
         return self.folder / "keys"
 
     @property
     def root_certificates(self) -> Path | None:
-        """What to trust; None where plaintext is spoken."""
+        """The certificates to trust; None with plaintext."""
         return self.keys / "authority.crt" if self.secure else None
 
     @property
     def credentials(self) -> dict[str, Any]:
-        """What `connect` and `fg.executors.flower` need besides the address."""
+        """Arguments of `connect` and `fg.executors.flower` besides the address."""
         if not self.secure:
             return {}
         return {
@@ -80,9 +80,23 @@ def up(
 ) -> LocalFederation:
     """Start a SuperLink and nodes, and wait until all are connected.
 
-    `data` is module:function; each node's context has `partition-id` and `num-partitions`, and what
-    `config` adds as key=value. Without a policy the nodes do whatever is asked of them. `secure`
-    makes keys and speaks TLS, `stock` starts Flower's own nodes (for `flwr run`).
+    Args:
+        folder: The folder for logs, keys and state.
+        data: The data function, as module:function. The context of each node has `partition-id`
+            and `num-partitions`, and the entries of `config`.
+        nodes: The number of nodes.
+        policy: The policy file of the nodes; without one they run every program.
+        secure: Whether to create keys and use TLS.
+        stock: Whether to start Flower's own nodes (for `flwr run`).
+        port: The port of the SuperLink; a free one by default.
+        config: Further entries of the contexts, as key=value.
+
+    Returns:
+        The running federation.
+
+    Raises:
+        ArgumentError: If a federation of this folder is up, or both `secure` and `stock` are set.
+        EngineError: If a process ends, or not all nodes connect in time.
     """
     folder = Path(folder).absolute()
     if (known := read(folder)) is not None and any(p.alive for p in known.processes):
@@ -108,7 +122,7 @@ def up(
 
 
 def down(folder: str | Path) -> int:
-    """End exactly what `up` started for this folder, as far as it still runs; how many those were.
+    """End exactly the processes that `up` started for this folder; return how many were running.
 
     Logs and keys stay.
     """
@@ -117,14 +131,14 @@ def down(folder: str | Path) -> int:
     if federation is None:
         return 0
     running = [process for process in federation.processes if process.alive]
-    stop([process for process in running if process.role != "superlink"])  # they take their leave
+    stop([process for process in running if process.role != "superlink"])  # let nodes sign off
     stop(running)
     (folder / _STATE).unlink()
     return len(running)
 
 
 def read(folder: str | Path) -> LocalFederation | None:
-    """The federation that was started for a folder, running or not."""
+    """Return the federation that was started for a folder, running or not; None without one."""
     try:
         state = json.loads((Path(folder) / _STATE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -135,7 +149,7 @@ def read(folder: str | Path) -> LocalFederation | None:
 
 @contextmanager
 def local_federation(folder: str | Path, data: str, nodes: int = 3, **how: Any) -> Iterator[Any]:
-    """`up`, and `down` at the end of the block."""
+    """Context manager: call `up`, and `down` at the end of the block."""
     federation = up(folder, data, nodes, **how)
     try:
         yield federation
@@ -144,20 +158,20 @@ def local_federation(folder: str | Path, data: str, nodes: int = 3, **how: Any) 
 
 
 def add_node(federation: LocalFederation, index: int, data: str) -> LocalFederation:
-    """Start one more node, or one that ended."""
+    """Start an additional node, or restart one that ended."""
     policy = federation.folder / "policy.toml"
     return _node(federation, index, data, policy, [f"partition-id={index}"], False)
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on now."""
+    """Return a loopback port on which nothing is listening now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _introduce(federation: LocalFederation) -> None:
-    """Let the command `flwr` with FLWR_HOME at the folder's flwr know the SuperLink as "local"."""
+    """Register the SuperLink as "local" for the `flwr` command with FLWR_HOME at <folder>/flwr."""
     home = federation.folder / "flwr"
     home.mkdir(exist_ok=True)
     certificates = f'root-certificates = "{federation.root_certificates}"'
@@ -177,7 +191,7 @@ def _superlink(federation: LocalFederation, nodes: int, stock: bool) -> LocalFed
         command += ["--isolation", "process"]  # server code runs in the user's own process
     if not federation.secure:
         return _started(federation, "superlink", [*command, "--insecure"])
-    from fedgrad.federation.flower.control import register
+    from fedgrad.federation.flower.control_api import register
 
     keys = federation.keys
     if not (keys / "authority.key").exists():
@@ -212,7 +226,7 @@ def _node(
     if not key.exists():
         key.parent.mkdir(exist_ok=True, mode=0o700)
         make_node_key(key)
-    command += ["--key", str(key)]  # also without TLS, to be the same node after a restart
+    command += ["--key", str(key)]  # also without TLS, to keep its identity after a restart
     return _started(federation, f"node-{i}", command)
 
 
@@ -222,14 +236,14 @@ def _started(federation: LocalFederation, role: str, command: list[str]) -> Loca
     process = start(role, command, env, federation.folder / f"{role}.log")
     others = [p for p in federation.processes if p.role != role or p.alive]
     federation = dataclasses.replace(federation, processes=(*others, process))
-    # Written at once, so that whatever happens next, `down` knows of it.
+    # Written at once, so that `down` knows of the process whatever happens next.
     state = {**dataclasses.asdict(federation), "folder": str(federation.folder)}
     (federation.folder / _STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     return federation
 
 
 def _wait(federation: LocalFederation, nodes: int) -> None:
-    from fedgrad.federation.flower.control import nodes_online
+    from fedgrad.federation.flower.control_api import nodes_online
     from fedgrad.federation.flower.http import Unreachable
 
     connection = secured(federation.address, federation.root_certificates)

@@ -1,1 +1,1 @@
-"""What a server and its nodes say to each other, whatever carries it: executor and node."""
+"""The protocol between a server and its nodes (executor and node), independent of the engine."""

@@ -10,33 +10,33 @@ import numpy as np
 
 from fedgrad.aggregate.sums import in_order
 from fedgrad.core.graph import Equation, Exchange, Graph, Round, is_client
-from fedgrad.executors.reference import InPython
+from fedgrad.execution.reference import InPython
 from fedgrad.federation.protocol.exported import to_data
 from fedgrad.federation.protocol.messages import Messages, Work
-from fedgrad.federation.protocol.prepared import Prepared
-from fedgrad.federation.protocol.sources import DECIDED
+from fedgrad.federation.protocol.node_values import Place, Remote, Versions, constant, stacked
+from fedgrad.federation.protocol.prepared_plan import Prepared
+from fedgrad.federation.protocol.provenance.sources import DECIDED
 from fedgrad.federation.protocol.stage_program import StageProgram
-from fedgrad.federation.protocol.values import Place, Remote, Versions, constant, stacked
 
 
 class Call(InPython):
-    """A client value is a `Place`: where each client finds its own."""
+    """Interpreter of a plan. A client value is a `Place`: where each client finds its own value."""
 
     def __init__(self, prepared: Prepared, messages: Messages, arguments: Sequence[Place]) -> None:
         self.prepared, self.messages, self.arguments = prepared, messages, arguments
         self.versions = any(isinstance(x, Versions) for x in arguments)
         self.programs: dict[int, dict[Exchange, StageProgram]] = {}  # by client, if they differ
         self.name, self.count = uuid.uuid4().hex, 0
-        self.at: tuple[int, ...] = ()  # the iterations of the loops that we are in
-        self.waiting: list[Work] = []  # what needs no message waits until there is one
+        self.at: tuple[int, ...] = ()  # the current iteration of each enclosing loop
+        self.waiting: list[Work] = []  # work that needs no message waits for the next one
 
     def with_bodies(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
-        """The server's work is compiled."""
+        """Run the server's work as compiled; walk through any other equation."""
         work = self.prepared.server.get(equation)
         return super().with_bodies(equation, inputs) if work is None else work(*inputs)
 
     def round(self, equation: Round, inputs: list[Any]) -> list[Any]:
-        """All exchanges of a round are one message."""
+        """Send all exchanges of a round in one message."""
         works = [self.work(*part) for part in equation.split(inputs)]
         self.waiting += works
         answers: list[Any] = [[] for _ in works]
@@ -49,19 +49,19 @@ class Call(InPython):
         ]
 
     def index(self, placement: str) -> Any:
-        """Every client's index."""
+        """Return the place of every client's index."""
         return Remote(["index"])
 
     def at_clients(self, x: Any, placement: str) -> Any:
-        """A constant as all clients have it."""
+        """Return a constant as clients see it."""
         return constant(x)
 
     def exchange(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> list[Any]:
-        """One exchange is a part of its round's message."""
+        """Never called: `round` sends all exchanges together."""
         raise AssertionError
 
     def program(self, exchange: Exchange, client: int) -> StageProgram:
-        """A stage, as it is sent to a client."""
+        """Return the program of a stage, as it is sent to a client."""
         client = client if self.versions else 0
         if client not in self.programs:
             sources = [x.of(client).declared for x in self.arguments]
@@ -69,7 +69,7 @@ class Call(InPython):
         return self.programs[client][exchange]
 
     def work(self, exchange: Exchange, sent: list[Any], own: list[Any]) -> Work:
-        """What clients have to do."""
+        """Return the work of an exchange for its clients."""
         freed, any_program = self.prepared.freed[exchange], self.program(exchange, 0)
         places = [
             x if is_client(v.at) else constant(x) for v, x in zip(exchange.own, own, strict=True)
@@ -86,7 +86,7 @@ class Call(InPython):
         )
 
     def kept(self, exchange: Exchange, output: int) -> Place:
-        """What clients are told to keep, under a name that is given once."""
+        """Return the place of a value that clients keep, under a unique name."""
         self.count += 1
         name = f"{self.name}/{self.count}"
 
@@ -99,12 +99,12 @@ class Call(InPython):
         return Versions({c: remote(c) for c in self.messages.groups[exchange.placement].clients})
 
     def send(self) -> list[Any]:
-        """Send what waits; gives what comes back."""
+        """Send the waiting work and return the answers."""
         waiting, self.waiting = self.waiting, []
         return self.messages.send(waiting) if waiting else []
 
     def iteration(self, body: Graph, inputs: list[Any], i: int | None, at: Any) -> list[Any]:
-        """Clients are told the number of an iteration."""
+        """Run one iteration of a loop and record its number, which clients are told."""
         before, self.at = self.at, (*self.at, DECIDED if i is None else i)
         try:
             return self.run(body, inputs, at)
@@ -112,11 +112,11 @@ class Call(InPython):
             self.at = before
 
     def row(self, x: Any, i: int) -> Any:
-        """A row of what a scan goes over."""
+        """Return row i of an array that a scan iterates over."""
         return x.row(i) if isinstance(x, Place) else x[i]
 
     def stacked(self, rows: Sequence[Any]) -> Any:
-        """Iterations as one array."""
+        """Stack the values of all iterations into one array."""
         return stacked(rows) if isinstance(rows[0], Place) else jnp.stack(rows)
 
 

@@ -1,4 +1,4 @@
-"""One message to some clients and their answers, each found good or not, with the reason."""
+"""One message to some clients and their answers, each accepted or rejected with a reason."""
 
 import json
 import time
@@ -8,27 +8,27 @@ from typing import Any
 
 import numpy as np
 
+from fedgrad.federation.protocol.call_report import Report
 from fedgrad.federation.protocol.envelope import Envelope, Meta
-from fedgrad.federation.protocol.errors import Refused
 from fedgrad.federation.protocol.federation import Federation
-from fedgrad.federation.protocol.report import Report
+from fedgrad.federation.protocol.federation_errors import Refused
+from fedgrad.federation.protocol.node_values import Place
 from fedgrad.federation.protocol.signing import sign
 from fedgrad.federation.protocol.stage_program import StageProgram
-from fedgrad.federation.protocol.values import Place
 
 Arrays = Sequence[np.ndarray[Any, Any]]
-Enough = Callable[[Collection[int]], bool]  # of the clients that have answered well
+Enough = Callable[[Collection[int]], bool]  # takes the clients with accepted answers
 
 
 @dataclass(frozen=True)
 class Terms:
-    """On which terms clients take part."""
+    """The terms on which clients take part."""
 
     deadline: float  # seconds for each message
-    drop: bool  # go on without clients that do not answer well, or fail
-    restart: bool  # also if they were in sums of an earlier round, which then shows their terms
+    drop: bool  # continue without clients whose answer is missing or rejected; otherwise fail
+    restart: bool  # also if they are in sums of an earlier round, which reveals their terms
     allow_non_finite: bool
-    at_least: int  # fewer clients than that are no result
+    at_least: int  # the fewest clients for a result
     signing_key: bytes | None
 
 
@@ -37,33 +37,33 @@ class Work:
     """One stage for the clients of a placement."""
 
     placement: str
-    program: Callable[[int], StageProgram]  # of a client: they differ in where inputs come from
+    program: Callable[[int], StageProgram]  # by client: the sources of inputs may differ
     sums: tuple[Any, ...]  # shapes and dtypes of what each client sends
-    at: tuple[int, ...]  # the iterations of the loops around the stage
+    at: tuple[int, ...]  # the current iteration of each loop around the stage
     sent: list[np.ndarray[Any, Any]]
     own: list[Place]
     keep: list[Place]
-    free: list[Place]  # of what it reads, what nobody reads afterwards
+    free: list[Place]  # inputs that no later stage reads
 
 
 @dataclass(eq=False)
 class Delivery:
-    """Sends each client its part of some work and judges the replies.
+    """Send each client its part of some work and check the replies.
 
-    `clients`: by client, its work and how many clients are said to take part in it.
+    `clients`: by client, its work and how many clients it is told take part in it.
     """
 
     federation: Federation
-    nodes: dict[int, int]  # by client, those that are connected
+    nodes: dict[int, int]  # by client, for connected ones
     clients: dict[int, list[tuple[Work, int]]]
     terms: Terms
     report: Report
-    good: dict[int, Arrays] = field(default_factory=dict)  # in the order in which they came
-    bad: dict[int, str] = field(default_factory=dict)  # why
-    lost: set[int] = field(default_factory=set)  # of these, who has lost what it should remember
+    good: dict[int, Arrays] = field(default_factory=dict)  # in order of arrival
+    bad: dict[int, str] = field(default_factory=dict)  # the reasons
+    lost: set[int] = field(default_factory=set)  # rejected clients that lost a kept value
 
     def run(self, enough: Enough | None) -> None:
-        """Send all work, and take the answers that come until it is enough."""
+        """Send all work and collect answers until there are enough."""
         for client in self.clients.keys() - self.nodes.keys():
             self.bad[client] = "is not connected"
         ends = time.monotonic() + self.terms.deadline
@@ -80,14 +80,14 @@ class Delivery:
         return {c for c in self.clients if c not in self.good and c not in self.bad}
 
     def _send(self, clients: set[int], ends: float, enough: Enough | None) -> set[int]:
-        """Ask these clients; gives those whose nodes know nothing of a program or constant."""
+        """Send requests to these clients; return those whose nodes lack a program or constant."""
         made: dict[Any, Envelope] = {}
         requests = {self.nodes[c]: self._request(c, made) for c in sorted(clients)}
         client = {self.nodes[c]: c for c in clients}
         judged: set[int] = set()
 
         def judge(replies: dict[int, Envelope]) -> bool:
-            """Whether these are enough."""
+            """Check new replies; return whether there are enough."""
             refusing = [client[node] for node, r in replies.items() if r.kind == "refused"]
             if refusing:
                 site, reason = min(refusing), replies[self.nodes[min(refusing)]].reason
@@ -107,7 +107,7 @@ class Delivery:
         return {client[node] for node, reply in replies.items() if reply.kind == "unknown"}
 
     def _request(self, client: int, made: dict[Any, Envelope]) -> Envelope:
-        """Clients with the same request share one object, which engines then pack only once."""
+        """Return a client's request. Equal requests are one object, so engines pack them once."""
         node, work = self.nodes[client], self.clients[client]
         known = self.federation.known_by(node)
         constants = {
@@ -134,7 +134,7 @@ class Delivery:
             made[key] = Envelope("run", meta, (*sent, *constants.values(), *code))
         for w, _ in work:
             for remote in [place.of(client) for place in w.keep]:
-                if client not in remote.kept:  # else it is asked a second time
+                if client not in remote.kept:  # otherwise this is a second attempt
                     remote.kept[client] = self.federation.hold(remote.source[1], node)
         values = sum(array.nbytes for array in sent)
         self.report.of(client).down += values

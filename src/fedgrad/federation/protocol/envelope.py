@@ -1,4 +1,4 @@
-"""What crosses the wire, and what an engine must offer to carry it."""
+"""Envelopes, which are all that crosses the wire, and the interface of engines that carry them."""
 
 import queue
 import time
@@ -15,10 +15,10 @@ Meta = str | int | float | bool | list[str] | list[int] | bytes
 class Envelope:
     """Everything that crosses the wire, in both directions.
 
-    A request's kind says what the node is to do ("describe", "run", "forget"); a reply's is "ok",
-    "error" (something broke), "refused" (the site's policy says no) or "unknown" (the node has not
-    got a program or a constant and wants it sent again), with `meta["reason"]`. Bulk values are
-    numpy arrays; typed PRNG keys travel as their key data.
+    The kind of a request says what the node should do ("describe", "run", "forget"). The kind of a
+    reply is "ok", "error" (something broke), "refused" (the site's policy says no) or "unknown"
+    (the node lacks a program or constant and needs it sent again); all but "ok" carry
+    `meta["reason"]`. Bulk values are numpy arrays; typed PRNG keys are sent as their key data.
     """
 
     kind: str
@@ -27,23 +27,23 @@ class Envelope:
 
     @property
     def reason(self) -> str:
-        """Why the node says no."""
+        """The reason why the node did not do as requested."""
         return str(self.meta.get("reason", ""))
 
     @property
     def bytes(self) -> int:
-        """Of the arrays."""
+        """The total size of the arrays in bytes."""
         return sum(array.nbytes for array in self.arrays)
 
 
-Enough = Callable[[dict[int, Envelope]], bool]  # of the replies so far, by node
+Enough = Callable[[dict[int, Envelope]], bool]  # takes the replies so far, by node
 
 
 class Transport(Protocol):
-    """An engine that carries envelopes to nodes and back. Used by several threads at once."""
+    """An engine that carries envelopes to nodes and back. It must be thread-safe."""
 
     def nodes(self) -> list[int]:
-        """The ids of the nodes that are connected now."""
+        """Return the ids of the nodes that are connected now."""
         ...
 
     def exchange(
@@ -51,15 +51,15 @@ class Transport(Protocol):
     ) -> dict[int, Envelope]:
         """Send each node its request and wait at most `deadline` seconds for the replies.
 
-        `enough` is asked after each reply, with those that came so far in the order in which they
-        came; when it says yes, waiting ends. A missing key is a node that did not answer. Late and
-        duplicate replies are never returned. What fails in the engine for one node is an
+        `enough` is called after each reply with the replies so far, in order of arrival; waiting
+        ends when it returns True. A node that did not answer is missing from the result. Late and
+        duplicate replies are never returned. A failure of the engine for one node is reported as
         `Envelope("error", {"reason": ...})`. The same request to many nodes is one object.
         """
         ...
 
 
-Arrived = tuple[int, Envelope | None] | Exception  # who answers, and what; None: never will
+Arrived = tuple[int, Envelope | None] | Exception  # the node and its reply; None: it never will
 
 
 def collected(
@@ -68,7 +68,7 @@ def collected(
     deadline: float,
     enough: Enough | None,
 ) -> dict[int, Envelope]:
-    """The replies of these nodes out of a queue, as `exchange` gives them."""
+    """Collect the replies of these nodes from a queue, with the semantics of `exchange`."""
     ends, waiting = time.monotonic() + deadline, set(nodes)
     replies: dict[int, Envelope] = {}
     while waiting:
@@ -91,10 +91,10 @@ _engine: list[Callable[..., Transport]] = []
 
 
 def install_engine(connect: Callable[..., Transport]) -> None:
-    """Called once, by fedgrad.federation: the protocol does not know what carries it."""
+    """Install the engine. Called once, by fedgrad.federation: the protocol imports no engine."""
     _engine[:] = [connect]
 
 
 def connect(address: str, **how: Any) -> Transport:
-    """The engine's way to the federation at an address."""
+    """Connect to the federation at an address through the installed engine."""
     return _engine[0](address, **how)

@@ -1,4 +1,4 @@
-"""The executor for real federations: data stay on the nodes, client stages travel to them."""
+"""The executor for real federations: data stay on the nodes, client stages are sent to them."""
 
 import threading
 import weakref
@@ -11,41 +11,53 @@ import jax.numpy as jnp
 
 from fedgrad.aggregate.aggregator import Aggregator, plain
 from fedgrad.clients.cohort import Cohort
+from fedgrad.clients.handles import handles
 from fedgrad.core.arguments import Arguments, parts, read_arguments
 from fedgrad.core.errors import ArgumentError, CohortError, PlanError, known_fields_of
 from fedgrad.core.graph import is_client
 from fedgrad.core.program import Program
-from fedgrad.federation.protocol.attendance import Attendance, examples, values
 from fedgrad.federation.protocol.call import Call
+from fedgrad.federation.protocol.call_report import Report
 from fedgrad.federation.protocol.delivery import Terms
 from fedgrad.federation.protocol.envelope import Transport, connect
-from fedgrad.federation.protocol.errors import CohortMismatch, NoAnswer
 from fedgrad.federation.protocol.federation import Federation
+from fedgrad.federation.protocol.federation_errors import CohortMismatch, NoAnswer
 from fedgrad.federation.protocol.messages import BeginAgain, Group, Messages
-from fedgrad.federation.protocol.population import NodePopulation
-from fedgrad.federation.protocol.prepared import Prepared
-from fedgrad.federation.protocol.report import Report
+from fedgrad.federation.protocol.node_population import NodePopulation
+from fedgrad.federation.protocol.node_values import NodeValue, Place, Versions, choose
+from fedgrad.federation.protocol.prepared_plan import Prepared
+from fedgrad.federation.protocol.quorum import Attendance, examples, values
 from fedgrad.federation.protocol.signing import sign
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
-from fedgrad.federation.protocol.values import NodeValue, Place, Versions, choose, handles
-from fedgrad.plan.plan import ready_plan
+from fedgrad.planning.plan import ready_plan
 
 
 @known_fields_of("flower")
 class Flower:
-    """Runs programs on a federation.
+    """An executor that runs programs on a federation, whose nodes keep their data.
 
-    `federation`: the address of a SuperLink (`connection` goes to
-    `fedgrad.federation.flower.driver.connect`), a transport, or another executor's federation.
-    `deadline`: seconds that clients have to answer each message. `missing`: what it means if they
-    do not, or not with what was asked of them: "fail"; "drop", which leaves them out of everything,
-    and fails if they were in a sum that the server has seen already; or "restart", which begins
-    again without them then, and so shows the server what they had sent. `non_finite`: "missing"
-    takes NaN and infinity for no answer, "allow" for an answer.
-    `at_least`: fewer clients are no result. `recompute`: clients compute again what they would have
-    to remember. `aggregator`: how sums are computed. `signing_key`: the operator's Ed25519 key
-    (PEM, or a path), for sites that allow what is signed. `platforms`: what the stages are compiled
-    for.
+    Args:
+        federation: The address of a SuperLink, a transport, or another executor's federation.
+        deadline: Seconds that clients have to answer each message.
+        missing: How to treat clients that do not answer, or whose answer is not what was requested.
+            "fail" raises an error. "drop" leaves them out of every sum, and fails if they are part
+            of a sum that the server has already seen. "restart" begins again without them in that
+            case, which reveals to the server what they had sent.
+        non_finite: "missing" treats an answer with NaN or infinity as missing, "allow" accepts it.
+        at_least: The fewest clients that a result may be computed from.
+        recompute: Whether clients recompute values instead of keeping them between messages.
+        aggregator: How sums are computed.
+        signing_key: The operator's Ed25519 private key (PEM, or a path), for sites that allow
+            signed programs.
+        platforms: The platforms to compile client stages for.
+        **connection: Options of `fedgrad.federation.flower.driver.connect`, with an address only.
+
+    Raises:
+        ArgumentError: If an option has an invalid value, or the signing key is not an Ed25519 key.
+
+    Example:
+        executor = fg.executors.flower(fg.federation.InProcess.of([np.ones(3), np.zeros(3)]))
+        mean.on(executor)(executor.clients())
     """
 
     remembers = True
@@ -74,7 +86,7 @@ class Flower:
         if isinstance(signing_key, (str, Path)):
             signing_key = Path(signing_key).read_bytes()
         if signing_key is not None:
-            sign(signing_key, "")  # says now if that is no key
+            sign(signing_key, "")  # fail now if this is not a valid key
         self.terms = Terms(
             deadline=deadline,
             drop=missing != "fail",
@@ -86,12 +98,12 @@ class Flower:
         self.recompute, self.aggregator, self.platforms = recompute, aggregator, platforms
         self.federation = _federation(federation, deadline, connection)
         self._reports = threading.local()
-        # What was prepared of a program, by its function: it ends with the program, or with us.
+        # Prepared plans by the program's function; freed with the program or with this executor.
         self._ready: weakref.WeakKeyDictionary[Any, dict[Any, Prepared]]
         self._ready = weakref.WeakKeyDictionary()
 
     def close(self) -> None:
-        """Leave the federation; what nodes remember of us expires there."""
+        """Leave the federation. Values that nodes keep for this executor expire there."""
         close = getattr(self.federation.transport, "close", None)
         if close is not None:
             close()
@@ -102,27 +114,40 @@ class Flower:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- who takes part -------------------------------------------------------------------
+    # --- participation --------------------------------------------------------------------
 
     def clients(
         self, part: str = "", which: Any = None, *, expect: Any = None, wait: float = 0.0
     ) -> Any:
-        """The clients' data as they are, for a client argument: a tree of handles.
+        """Return the clients' data for a client argument, as a tree of handles.
 
-        `part`: an entry of the dict of data that nodes have. `which`: clients by index; else all.
-        `expect`: how many have to be there, chosen or not, or a list of who; fewer are an error.
-        `wait`: seconds to wait for them. With missing="fail", a node that is connected and cannot
-        say who it is or what it has is an error, and so is one that lacks the part if neither
-        `which` nor `expect` is given; else it is left out.
+        Args:
+            part: An entry of the dict of data that nodes have; "" is all of it.
+            which: Indices of the clients to take; all connected ones by default.
+            expect: How many clients must be connected, whether chosen or not, or a list of their
+                indices.
+            wait: Seconds to wait for the expected clients.
+
+        Raises:
+            NoAnswer: If expected clients are missing. With missing="fail", also if a connected node
+                cannot identify itself or describe its data, or if one lacks the part and neither
+                `which` nor `expect` is given. Otherwise such a node is left out.
         """
         return values(self.federation, part, self._attendance(which, expect, wait))
 
     def population(
         self, part: str = "", *, over_select: float = 1.0, expect: Any = None, wait: float = 0.0
     ) -> NodePopulation:
-        """All clients, with examples of which each has its own number: for `fg.fit`, and for
-        cohorts by `population.sample(key, size)`. `expect` and `wait` as in `clients`.
-        `over_select`: ask so many times as many clients as a cohort wants, and take the first."""
+        """Return all clients with their examples, of which each has its own number. Pass the result
+        to `fg.fit`, or draw cohorts with `population.sample(key, size)`.
+
+        Args:
+            part: As in `clients`.
+            over_select: Ask this many times as many clients as a cohort needs; the first to answer
+                form the cohort.
+            expect: As in `clients`.
+            wait: As in `clients`.
+        """
         if over_select < 1:
             raise ArgumentError.here(f"population(over_select={over_select}): it is at least 1.")
         everyone = examples(self.federation, part, self._attendance(None, expect, wait))
@@ -133,11 +158,11 @@ class Flower:
 
     @property
     def report(self) -> Report | None:
-        """Who took part in the last call that this thread made, and what was sent."""
+        """The report of this thread's last call: which clients took part and what was sent."""
         return getattr(self._reports, "last", None)
 
     def programs(self, program: Program, *args: Any, **kwargs: Any) -> tuple[StageProgram, ...]:
-        """What nodes would be sent for this call, for a site to read and to allow by digest."""
+        """Return the programs that this call would send, for a site to read and allow by digest."""
         named = program.bind(args, kwargs)
         _check_arguments(program, named)
         arguments = read_arguments(program, named)
@@ -153,7 +178,7 @@ class Flower:
     # --- running --------------------------------------------------------------------------
 
     def compile(self, program: Program) -> Callable[[dict[str, Any]], Any]:
-        """The program as a function of its arguments by name."""
+        """Return the program as a function of a dict of its arguments by name."""
 
         def run(arguments: dict[str, Any]) -> Any:
             _check_arguments(program, arguments)
@@ -183,14 +208,16 @@ class Flower:
     def _prepared(self, program: Program, arguments: Arguments) -> Prepared:
         ready = self._ready.setdefault(program.fun, {})
         x64 = jax.dtypes.canonicalize_dtype(float)
-        key = (arguments.key, x64, program.client_placements)
+        # The key covers all of a program except its executor: `dataclasses.replace` may have
+        # derived it from another program with the same function.
+        key = (arguments.key, x64, program.client_placements, program.derived, program.look)
         if key not in ready:
             made = ready_plan(program, arguments, self.recompute, self.aggregator)
             ready[key] = Prepared(made, self.platforms)
         return ready[key]
 
     def _groups(self, program: Program, arguments: dict[str, Any]) -> dict[str, Group]:
-        """The clients of each placement: those of which all its arguments are."""
+        """Return the clients of each placement: those that have all of its arguments."""
         groups: dict[str, Group] = {}
         for name, placement in program.placements.items():
             for handle in handles(arguments[name]):
@@ -215,7 +242,7 @@ class Flower:
 
 
 def _at_clients(args: Arguments) -> list[Place]:
-    """Where clients find the arguments that are theirs."""
+    """Return the places where clients find the arguments at clients."""
     pairs = zip(args.values, args.leaves, strict=True)
     return [leaf.remote for v, leaf in pairs if is_client(v.at)]
 
@@ -226,12 +253,12 @@ def _outputs(call: Call, args: Arguments) -> list[Any]:
         for v, leaf in zip(args.values, args.leaves, strict=True)
     ]
     outputs = call.run(call.prepared.graph, inputs)
-    call.send()  # what clients compute for themselves, without a message so far
+    call.send()  # stages that produced no message so far
     return outputs
 
 
 def _chosen(program: Program, arguments: dict[str, Any], groups: dict[str, Group]) -> Any:
-    """The arguments of the clients that take part."""
+    """Restrict the arguments to the clients that take part."""
     groups_of = {name: groups[at.name] for name, at in program.placements.items()}
     chosen = {n: choose(arguments[n], g.clients, g.wanted) for n, g in groups_of.items()}
     return arguments | chosen

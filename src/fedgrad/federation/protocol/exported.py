@@ -1,4 +1,4 @@
-"""Client stages of a plan as programs that can be sent: StableHLO, and where inputs are from."""
+"""Client stages of a plan as programs that can be sent: StableHLO and the sources of inputs."""
 
 import functools
 import hashlib
@@ -13,29 +13,38 @@ from jax import export
 from fedgrad.core.errors import ArgumentError, PlanError, known_arguments, needs
 from fedgrad.core.evaluate import AT_CLIENT, evaluate, read
 from fedgrad.core.graph import Exchange, Graph, Round, fold, is_client
-from fedgrad.federation.protocol.declared import Declared
-from fedgrad.federation.protocol.errors import FederationError
-from fedgrad.federation.protocol.origins import Origins
-from fedgrad.federation.protocol.sources import ARGUMENT, Source, check_source
+from fedgrad.federation.protocol.federation_errors import FederationError
+from fedgrad.federation.protocol.provenance.declarations import Declared
+from fedgrad.federation.protocol.provenance.origins import Origins
+from fedgrad.federation.protocol.provenance.sources import ARGUMENT, Source, check_source
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
-from fedgrad.plan.plan import Plan
+from fedgrad.planning.plan import Plan
 
 
 @known_arguments()
 def programs(
     plan: Plan, sources: Sequence[Source], platforms: Sequence[str] = PLATFORMS
 ) -> tuple[StageProgram, ...]:
-    """Everything that nodes are sent to run for this plan, for a site to look at and to allow.
+    """Return every program that this plan sends to nodes, for a site to review and allow.
 
-    `sources`: what each leaf of the client arguments is on the nodes, as in
-    `["data", "train", 0]`, which is the first array of the part "train" of a node's data.
+    Args:
+        plan: The plan, from `fg.plan`.
+        sources: The source on the nodes of each leaf of the client arguments, such as
+            `["data", "train", 0]`: the first array of the part "train" of a node's data.
+        platforms: The platforms to compile the stages for.
+
+    Returns:
+        The programs, without duplicates.
+
+    Raises:
+        ArgumentError: If the number of sources is wrong, or one of them is malformed.
     """
     found = Exported(plan, platforms).programs(sources)
     return tuple({program.digest: program for program in found.values()}.values())
 
 
 class Exported:
-    """The client stages of a plan, exported once, whatever the plan is run on."""
+    """The client stages of a plan, exported once for all runs of the plan."""
 
     def __init__(self, plan: Plan, platforms: Sequence[str]) -> None:
         self.name = plan.name
@@ -58,7 +67,7 @@ class Exported:
         self._made: dict[str, dict[Exchange, StageProgram]] = {}
 
     def programs(self, sources: Sequence[Source]) -> dict[Exchange, StageProgram]:
-        """The stages as programs whose arguments have these sources."""
+        """Return the stages as programs whose arguments have these sources."""
         key = json.dumps(list(sources))
         if len(sources) != self.arguments:
             raise ArgumentError.here(
@@ -85,7 +94,7 @@ class Exported:
 
 
 def all_exchanges(graph: Graph) -> list[Exchange]:
-    """The exchanges of a plan in order, also those inside of loops and those without a message."""
+    """Return the exchanges of a plan in order, also those in loops and those without a message."""
 
     def of(graph: Graph, inside: list[list[list[Exchange]]]) -> list[Exchange]:
         return [
@@ -98,7 +107,7 @@ def all_exchanges(graph: Graph) -> list[Exchange]:
 
 
 def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> bytes:
-    """The code of one client stage for nodes of these platforms."""
+    """Return the serialized code of one client stage for nodes of these platforms."""
     stage = exchange.stage
     structs = [data_struct(v.aval) for v in stage.inputs]
 
@@ -120,7 +129,7 @@ def export_stage(exchange: Exchange, name: str, platforms: Sequence[str]) -> byt
         return bytes(module.serialize())
 
 
-# --- typed PRNG keys travel as the integers they are made of ----------------------------------
+# --- typed PRNG keys are sent as their key data ------------------------------------------------
 
 
 def is_key(dtype: Any) -> bool:
@@ -136,7 +145,7 @@ def from_data(x: Any, dtype: Any) -> Any:
 
 
 def data_struct(aval: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a value as it travels."""
+    """Return the shape and dtype of a value as it is sent."""
     struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     return jax.eval_shape(jax.random.key_data, struct) if is_key(aval.dtype) else struct
 
@@ -157,7 +166,7 @@ _locations = threading.Lock()
 
 
 def _without_locations(make: Callable[[], export.Exported]) -> export.Exported:
-    """Files and lines of the user's code are nobody's business, and would change the digest."""
+    """Export without source locations: they are private to the user and would change the digest."""
     with _locations:
         before = jax.config.values[_LIMIT]
         jax.config.update(_LIMIT, 0)

@@ -1,4 +1,4 @@
-"""A federation as the server sees it: who is there, what they have, and what they know already."""
+"""A federation as the server sees it: connected clients, their data, and what they already know."""
 
 import logging
 import threading
@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fedgrad.federation.protocol.envelope import Enough, Envelope, Transport
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
 
 log = logging.getLogger("fedgrad.federation")
 
@@ -16,33 +16,34 @@ log = logging.getLogger("fedgrad.federation")
 class Hold:
     """The reason why a node keeps a value."""
 
-    end: Any  # what then tells the node to forget it
+    end: Any  # the finalizer that tells the node to forget the value
 
 
 class Federation:
-    """Clients behind a transport. A client is known by its index, which outlives a restart of its
-    node if the node declares it (`partition-id`); else it is the rank of the node's id."""
+    """Clients behind a transport. A client is identified by its index, which survives a restart of
+    its node if the node declares it (`partition-id`). Other nodes get the free indices by rank of
+    their ids."""
 
     def __init__(self, transport: Transport, deadline: float = 60.0) -> None:
         self.transport, self.deadline = transport, deadline
-        self.knows: dict[int, set[str]] = {}  # digests, by node
+        self.knows: dict[int, set[str]] = {}  # digests of programs and constants, by node
         self.declared: set[int] = set()  # nodes that know their client's index
-        self.minimum_cohort: dict[int, int] = {}  # that the site of a node insists on
+        self.minimum_cohort: dict[int, int] = {}  # required by the site, by node
         self._clients: dict[int, int] = {}  # client -> node
-        self.parts: dict[int, list[str]] = {}  # of each node that has described itself
-        self._silent: dict[int, tuple[float, str]] = {}  # who did not say who it is: when, why
+        self.parts: dict[int, list[str]] = {}  # by node, once it has described itself
+        self._silent: dict[int, tuple[float, str]] = {}  # unidentified nodes: when, why
         self._waste: dict[int, set[str]] = {}  # names that a node can forget
         self._lock = threading.RLock()
 
-    # --- who is there ---------------------------------------------------------------------
+    # --- connected clients ----------------------------------------------------------------
 
     def clients(self) -> dict[int, int]:
-        """The clients that are connected now and answer, each with the id of its node."""
+        """Return the connected clients that answer, each with the id of its node."""
         return self.roll_call(self.deadline)[0]
 
     def roll_call(self, deadline: float) -> tuple[dict[int, int], dict[int, str]]:
-        """(clients that are connected now, each with the id of its node; other nodes that are
-        connected, each with the reason why it is nobody)."""
+        """Return the connected clients, each with the id of its node, and the other connected
+        nodes, each with the reason why it is not a client."""
         connected = set(self.transport.nodes())
         self._meet(connected - self.parts.keys(), connected, deadline)
         with self._lock:
@@ -51,7 +52,7 @@ class Federation:
             return present, {node: self._silent[node][1] for node in strangers}
 
     def locate(self, wanted: Collection[int]) -> dict[int, int]:
-        """The nodes of these clients, as far as they are connected."""
+        """Return the nodes of these clients, for those that are connected."""
         connected = set(self.transport.nodes())
         here = {c: n for c, n in self._clients.items() if c in wanted and n in connected}
         if len(here) < len(wanted):  # some may be back with another id
@@ -62,13 +63,13 @@ class Federation:
             return {c: n for c, n in self._clients.items() if c in wanted and n in connected}
 
     def _meet(self, new: set[int], connected: set[int], deadline: float) -> None:
-        """Ask nodes who they are."""
+        """Ask nodes to identify themselves."""
         replies = self.ask(dict.fromkeys(sorted(new), Envelope("describe", {})), deadline)
         with self._lock:
             good = {n: reply for n, reply in replies.items() if reply.kind == "ok"}
-            # Who knows its index comes first; the others get what is left.
+            # Nodes that declare an index come first; the others get the indices that are left.
             for node in sorted(good, key=lambda n: ("index" not in good[n].meta, n)):
-                if node not in self.parts:  # else another thread has met it meanwhile
+                if node not in self.parts:  # otherwise another thread was faster
                     self._join(node, good[node], connected)
             for node in new - good.keys():
                 why = replies[node].reason if node in replies else "it does not answer"
@@ -98,19 +99,19 @@ class Federation:
     def ask(
         self, requests: dict[int, Envelope], deadline: float, enough: Enough | None = None
     ) -> dict[int, Envelope]:
-        """The replies of these nodes, one each at most."""
+        """Send requests to nodes and return at most one reply of each."""
         if not requests:
             return {}
         replies = self.transport.exchange(requests, deadline, enough)
         return {node: reply for node, reply in replies.items() if node in requests}
 
     def known_by(self, node: int) -> set[str]:
-        """Digests of the programs and constants that a node has been sent."""
+        """Return the digests of the programs and constants that a node has been sent."""
         with self._lock:
             return self.knows.setdefault(node, set())
 
     def hold(self, name: str, node: int) -> "Hold":
-        """While this lives, the node keeps what it was told to keep under a name."""
+        """Return a hold: while it lives, the node keeps the value of this name."""
         hold = Hold()
         hold.end = weakref.finalize(hold, self._discard, name, node)
         hold.end.atexit = False
@@ -121,12 +122,12 @@ class Federation:
             self._waste.setdefault(node, set()).add(name)
 
     def waste(self, node: int) -> list[str]:
-        """What a node can be told to forget with the next message."""
+        """Pop the names that a node can be told to forget with the next message."""
         with self._lock:
             return sorted(self._waste.pop(node, ()))
 
     def flush(self) -> None:
-        """Tell nodes now what they can forget. Else they learn it with their next message."""
+        """Tell nodes now what they can forget, instead of with their next message."""
         connected = self.transport.nodes()
         waste = {node: self.waste(node) for node in connected}
         requests = {n: Envelope("forget", {"names": names}) for n, names in waste.items() if names}

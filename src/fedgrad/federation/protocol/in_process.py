@@ -1,33 +1,33 @@
-"""Nodes in this process: for tests, and for trying a program as a federation would run it."""
+"""Nodes in this process, for tests and for trying out a program as a federation would run it."""
 
 import queue
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from fedgrad.federation.protocol.data import Context
 from fedgrad.federation.protocol.envelope import Arrived, Enough, Envelope, collected
 from fedgrad.federation.protocol.node import Node
+from fedgrad.federation.protocol.node_data import Context
 from fedgrad.federation.protocol.policy import Policy
 
 
 class Handler(Protocol):
-    """A node, or what pretends to be one."""
+    """A node, or a stand-in for one."""
 
     def handle(self, request: Envelope) -> Envelope | None:
-        """The reply to a request; None if there will never be one."""
+        """Return the reply to a request, or None if there will never be one."""
         ...
 
 
 class InProcess:
-    """A transport to nodes that are objects: each request is handled in a thread of its own."""
+    """A transport to nodes that are objects in this process. Each request gets its own thread."""
 
     def __init__(self, nodes: Mapping[int, Handler]) -> None:
         self.handlers = dict(nodes)
 
     @classmethod
     def of(cls, clients: Sequence[Any], policy: Policy | None = None) -> Self:
-        """One node for each client's data; they allow everything if no policy is given."""
+        """Create one node for each client's data. Without a policy the nodes allow everything."""
         allowed = Policy(anything=True, minimum_cohort=1) if policy is None else policy
 
         def node(i: int, data: Any) -> Node:
@@ -36,13 +36,13 @@ class InProcess:
         return cls({1000 + i: node(i, data) for i, data in enumerate(clients)})
 
     def nodes(self) -> list[int]:
-        """The ids of the nodes."""
+        """Return the ids of the nodes."""
         return sorted(self.handlers)
 
     def exchange(
         self, requests: dict[int, Envelope], deadline: float, enough: Enough | None = None
     ) -> dict[int, Envelope]:
-        """The replies that come in time; what a thread answers later is heard by nobody."""
+        """Return the replies that arrive before the deadline; later ones are discarded."""
         answers: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
 
         def work(node: int, request: Envelope) -> None:
@@ -59,6 +59,6 @@ class InProcess:
 
 
 def _copied(envelope: Envelope) -> Envelope:
-    """As if it had travelled: neither side can see what the other one does to its arrays."""
+    """Copy an envelope, as sending it would: neither side sees the other modify its arrays."""
     arrays = tuple(array.copy() for array in envelope.arrays)
     return Envelope(envelope.kind, dict(envelope.meta), arrays)

@@ -1,4 +1,4 @@
-"""What a node remembers from one message to the next."""
+"""Values that a node keeps from one message to the next."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ MOST_PROGRAMS = 256
 
 
 class Entry(NamedTuple):
-    """An array, when it was last used, and of a kept value who has made it."""
+    """An array, the time of its last use and, for a kept value, the stage that produced it."""
 
     array: Any
     used: float
@@ -22,8 +22,8 @@ class Entry(NamedTuple):
 class Memory:
     """Arrays by name: programs and constants by digest, kept values by the name they were given.
 
-    What nobody has used for `seconds` is gone. Only programs stay, up to a number of them. All of
-    it is in `entries`, for who has to put it elsewhere.
+    Entries that have not been used for `seconds` expire. Programs do not expire, but their number
+    is limited. All state is in `entries`, for callers that store it elsewhere.
     """
 
     seconds: float
@@ -32,7 +32,7 @@ class Memory:
     lock: Any = field(default_factory=threading.RLock, repr=False)
 
     def get(self, name: str) -> Any:
-        """The array, or None; a used one is not old."""
+        """Return the array or None, and mark it as just used."""
         with self.lock:
             found = self.entries.pop(name, None)
             if found is None:
@@ -41,13 +41,13 @@ class Memory:
             return found.array
 
     def origin(self, name: str) -> str | None:
-        """Who has made it; None if it is not here."""
+        """Return the origin of a value, or None if it is not here."""
         with self.lock:
             found = self.entries.get(name)
             return None if found is None else found.origin
 
     def put(self, name: str, array: Any, origin: str = "") -> None:
-        """Remember an array."""
+        """Store an array."""
         with self.lock:
             self.entries.pop(name, None)
             self.entries[name] = Entry(array, self.clock(), origin)
@@ -56,13 +56,13 @@ class Memory:
                 del self.entries[old]
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop these, if they are there."""
+        """Remove these entries, if present."""
         with self.lock:
             for name in names:
                 self.entries.pop(name, None)
 
     def expire(self) -> None:
-        """Drop what is old. Done with each message; who waits long for one can call it."""
+        """Remove expired entries. Each message does this; call it if none arrives for long."""
         with self.lock:
             oldest = self.clock() - self.seconds
             for name, entry in list(self.entries.items()):
@@ -71,6 +71,6 @@ class Memory:
 
     @property
     def bytes(self) -> int:
-        """Of constants and kept values."""
+        """The total size of constants and kept values in bytes."""
         with self.lock:
             return sum(e.array.nbytes for n, e in self.entries.items() if not n.startswith(PROGRAM))

@@ -1,12 +1,12 @@
-"""What it means if clients do not answer: they are dropped from everything, or the call fails."""
+"""Messages of one run. Clients that do not answer are dropped from every sum, or the call fails."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fedgrad.federation.protocol.call_report import Dropped, Report
 from fedgrad.federation.protocol.delivery import Arrays, Delivery, Terms, Work
-from fedgrad.federation.protocol.errors import CohortMismatch, NoAnswer
 from fedgrad.federation.protocol.federation import Federation
-from fedgrad.federation.protocol.report import Dropped, Report
+from fedgrad.federation.protocol.federation_errors import CohortMismatch, NoAnswer
 
 
 @dataclass
@@ -14,23 +14,23 @@ class Group:
     """The clients of a placement, in the order in which their answers are summed."""
 
     clients: list[int]
-    wanted: int | None = None  # the first so many to answer will be the clients
-    settled: bool = False  # sums over them have been used: from now on it is all of these
+    wanted: int | None = None  # the group becomes the first `wanted` clients to answer
+    settled: bool = False  # sums over the group were used: it must not change any more
 
     @property
     def needed(self) -> int:
-        """How many answers are waited for."""
+        """The number of answers to wait for."""
         return len(self.clients) if self.wanted is None else self.wanted
 
 
 class BeginAgain(Exception):
-    """Clients were lost after their values had been used; the groups are without them now."""
+    """Clients were lost after their values had been used. The groups no longer contain them."""
 
 
 class Messages:
     """The messages of one run of a plan.
 
-    The law: every sum of a placement is over the same clients, those of its group at the end.
+    Invariant: every sum of a placement is over the same clients, those of its group at the end.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Messages:
         self.nodes = federation.locate({c for group in groups.values() for c in group.clients})
 
     def send(self, work: list[Work]) -> list[list[Arrays]]:
-        """What each client sends of each work: one row per client, in the order of its group."""
+        """Send all work; return one row of arrays per client for each work, in group order."""
         placements = list(dict.fromkeys(w.placement for w in work))
         groups = {placement: self.groups[placement] for placement in placements}
         theirs: dict[int, list[tuple[Work, int]]] = {}
@@ -54,7 +54,7 @@ class Messages:
 
         selecting = any(group.wanted is not None for group in groups.values())
         delivery.run(enough if selecting else None)
-        again = [self._settle(p, delivery) for p in placements]  # all of them, to know all losses
+        again = [self._settle(p, delivery) for p in placements]  # all, to record every loss
         if any(again):
             self.report.restarts += 1
             raise BeginAgain
@@ -66,7 +66,7 @@ class Messages:
         ]
 
     def _settle(self, placement: str, delivery: Delivery) -> bool:
-        """Leave out who did not answer; True if that comes too late for this run."""
+        """Drop the clients that did not answer; return True if the run must begin again."""
         group = self.groups[placement]
         came = [c for c in delivery.good if c in group.clients]
         chosen = came[: group.needed]
@@ -78,7 +78,7 @@ class Messages:
             reason = delivery.bad.get(client, "others answered first")
             self.report.dropped.append(Dropped(client, placement, reason))
         group.clients, group.wanted = [c for c in group.clients if c in chosen], None
-        # A node cannot see who else answers, so what its site insists on is kept here.
+        # A node cannot see who else answers, so the server enforces the minimum cohort of its site.
         sites = [self.federation.minimum_cohort[self.nodes[c]] for c in group.clients]
         least = max([self.terms.at_least, *sites])
         if len(group.clients) < least:
@@ -113,7 +113,7 @@ class Messages:
 
 
 def _part(arrays: Arrays, theirs: list[tuple[Work, int]], wanted: Work) -> Arrays:
-    """Of all that a client has sent, what belongs to one work."""
+    """Return the part of a client's arrays that belongs to one work."""
     start = 0
     for work, _ in theirs:
         if work is wanted:

@@ -1,8 +1,8 @@
-"""What a site runs, whatever the engine: it answers one request after another.
+"""The node that a site runs, on any engine. It answers one request after another.
 
-The server can ask for three things: what there is ("describe"), to run programs on the client's own
-values ("run"), and to drop values ("forget"). The policy is asked before anything runs. What a
-program does not send as a sum stays here.
+The server can make three kinds of requests: describe the data ("describe"), run programs on the
+client's own values ("run"), and drop values ("forget"). The policy is checked when a program
+arrives, before its first run. Results that a program does not send as a sum stay here.
 """
 
 import json
@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.core.errors import known_fields
-from fedgrad.federation.protocol.data import Context, OwnData
-from fedgrad.federation.protocol.declared import At, Declared, Origin
+from fedgrad.core.lossless import changed
 from fedgrad.federation.protocol.envelope import Envelope, Meta
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
 from fedgrad.federation.protocol.memory import CONSTANT, KEPT, PROGRAM, Memory
+from fedgrad.federation.protocol.node_data import Context, OwnData
 from fedgrad.federation.protocol.policy import Policy, Refusal
+from fedgrad.federation.protocol.provenance.declarations import At, Declared, Origin
 from fedgrad.federation.protocol.stage_program import StageProgram, read_program
 
 log = logging.getLogger("fedgrad.node")
@@ -36,10 +37,15 @@ class _Lost(Exception):
 
 @known_fields
 class Node:
-    """One client of a federation: its data, its policy, and what it remembers between messages.
+    """One client of a federation: its data, its policy, and what it keeps between messages.
 
-    `data(context)` returns this client's data, a tree of arrays; it is called when they are first
-    needed. `memory` is where values are kept; by default in this process.
+    Args:
+        data: A function of the context that returns this client's data, a tree of arrays. It is
+            called when they are first needed.
+        policy: The programs that the site allows.
+        memory_seconds: Seconds after which unused constants and kept values expire.
+        context: The configuration of this node.
+        memory: The place where values are kept; by default in this process.
     """
 
     def __init__(
@@ -59,7 +65,7 @@ class Node:
         self._on_device: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def handle(self, request: Envelope) -> Envelope:
-        """The reply to a request. Nothing that a request says makes this raise."""
+        """Return the reply to a request. No request can make this raise."""
         answers = {
             "describe": self._describe,
             "run": self._run,
@@ -69,7 +75,7 @@ class Node:
             self.memory.expire()
             if request.kind not in answers:
                 raise FederationError(f"this node does not know requests of kind {request.kind!r}")
-            # Programs say their dtypes; whether this process likes 64 bits is not their affair.
+            # Programs fix their own dtypes; the x64 setting of this process must not change them.
             with jax.enable_x64(True):
                 return answers[request.kind](request)
         except Refusal as refusal:
@@ -82,7 +88,7 @@ class Node:
         except FederationError as error:
             return Envelope("error", {"reason": str(error)})
         except Exception as error:
-            # The text of a foreign exception may quote the data, so only the site gets to see it.
+            # A foreign exception may quote the data in its text, so only the site sees it.
             log.exception("a request of kind %r failed", request.kind)
             reason = f"{type(error).__name__} on the node, which has the details in its log"
             return Envelope("error", {"reason": reason})
@@ -100,7 +106,7 @@ class Node:
         return Envelope("ok", meta)
 
     def _take(self, blob: Any, signature: str) -> None:
-        """Take a new program, if the policy allows it."""
+        """Store a new program if the policy allows it."""
         program = read_program(np.asarray(blob, np.uint8).tobytes())
         self.policy.check_program(program, bytes.fromhex(signature), self.platform)
         self.memory.put(PROGRAM + program.digest, np.asarray(blob, np.uint8))
@@ -111,9 +117,9 @@ class Node:
         return Envelope("ok", {})
 
     def _run(self, request: Envelope) -> Envelope:
-        """meta: `work`, a list of stages with where their inputs are and what is kept of their
-        outputs; `constants`, their digests, and `signatures` of programs, both of which are the
-        last arrays; `names`, what can be forgotten."""
+        """Run stages. `meta` has `work`, a list of stages with the sources of their inputs and the
+        names of the outputs to keep; `constants`, digests of constants, and `signatures` of
+        programs, whose arrays come last, in this order; and `names`, the values to forget."""
         self._forget(request)
         self.policy.check_bytes(request.bytes, "received")
         constants = _names(request.meta.get("constants", []))
@@ -165,15 +171,15 @@ class Node:
         if blob is None:
             self._programs.pop(digest, None)
             raise _Unknown(digest)
-        if digest not in self._programs:  # another process took it
+        if digest not in self._programs:  # another process stored it
             self._programs[digest] = read_program(blob.tobytes())
         return self._programs[digest]
 
     # --- values ---------------------------------------------------------------------------
 
     def _check_sources(self, program: StageProgram, sources: list[Any], at: Any) -> None:
-        """Refuse to feed a program with other values than it declares: what was allowed or signed
-        is the program on those."""
+        """Refuse inputs other than those the program declares: only the program on these inputs was
+        allowed or signed."""
         declared, name = program.declared, f"program {program.digest} ({program.name})"
         if not declared.is_iteration(at):
             raise Refusal(
@@ -211,21 +217,22 @@ class Node:
         return Origin(*json.loads(text))
 
     def _made(self, source: Any) -> str:
-        """What a source that names a kept value is, in words."""
+        """Describe the origin of a kept value in words; "" for any other source."""
         if not isinstance(source, list) or len(source) != 2 or source[0] != "kept":
             return ""
         text = self.memory.origin(KEPT + str(source[1]))
         return f", which is {json.dumps(Origin(*json.loads(text)).result)}" if text else ""
 
     def _index(self, told: Any) -> Any:
-        """Which client this is: as the site says, or if it does not, as the server does."""
+        """Return the index of this client: the site's own, or else the one the server gives."""
         known = self.context.index
         if known is not None and told is not None and told != known:
             raise Refusal(f"this is client {known}, and the server calls it {told}")
         return told if known is None else known
 
     def _find(self, source: list[Any], index: Any, dtype: Any) -> Any:
-        """The client's value that a source, already checked, names; of its data, as that dtype."""
+        """Return the client's value of a source that was already checked; its data are cast to
+        `dtype`."""
         kind, *rest = source
         if kind in ("data", "rows"):
             return self._own(source, dtype)
@@ -239,7 +246,7 @@ class Node:
             return np.int32(index)
         if kind == "row":
             rows = self._find(rest[0], index, dtype)
-            if rest[1] >= (np.shape(rows) or (0,))[0]:  # JAX would give the last one
+            if rest[1] >= (np.shape(rows) or (0,))[0]:  # JAX would clamp to the last one
                 raise FederationError(f"the value here has no row {rest[1]}: {json.dumps(source)}")
             return rows[rest[1]]
         if kind == "stack":
@@ -255,7 +262,7 @@ class Node:
         return found
 
     def _own(self, source: list[Any], dtype: Any) -> Any:
-        """The client's data, moved to the device once."""
+        """Return the client's data, moved to the device once."""
         kind, part, position, *capacity = source
         here, key = (kind, part, position), (*capacity, str(dtype))
         if self._on_device.get(here, (None,))[0] != key:
@@ -265,16 +272,18 @@ class Node:
 
 
 def _as(x: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
-    """Data of 64 bits as 32, if a server without x64 asks for them so, as JAX does in simulation;
-    but not integers that would be others then."""
+    """Cast 64-bit data to 32 bits if a server without x64 asks for that, as JAX does in simulation,
+    but refuse numbers that would change."""
     if x.dtype == dtype:
         return x
     if x.dtype.kind != dtype.kind or x.dtype.itemsize != 2 * dtype.itemsize:
         raise FederationError(f"the data are {x.dtype}, the program wants {dtype}")
-    narrow = x.astype(dtype)
-    if x.dtype.kind in "iu" and not np.array_equal(narrow, x):
-        raise FederationError(f"the data are {x.dtype} and do not fit into {dtype}")
-    return narrow
+    if changed(x, dtype):  # the message omits the number, which is private
+        raise FederationError(
+            f"the data are {x.dtype} and do not fit into {dtype}: use smaller numbers, or "
+            'jax.config.update("jax_enable_x64", True) at the server'
+        )
+    return x.astype(dtype)
 
 
 def _checked(inputs: list[Any], program: StageProgram) -> list[Any]:

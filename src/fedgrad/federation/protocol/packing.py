@@ -1,8 +1,8 @@
-"""An envelope as bytes: a JSON header, then the raw values, each exactly as long as announced.
+"""Envelopes as bytes: a JSON header, then the raw values, each exactly as long as announced.
 
-One buffer per message, not one per array: an engine that moves every array with two requests of its
-own (Flower does) then needs two in all, and types that numpy's file format does not know (bfloat16)
-travel like any other.
+There is one buffer per message, not one per array. An engine that sends each array with two
+requests of its own (as Flower does) then needs only two in all, and dtypes that numpy's file format
+does not support (bfloat16) are sent like any other.
 """
 
 import json
@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from fedgrad.federation.protocol.envelope import Envelope, Meta
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
 
 _PREFIX = struct.Struct("<4sI")
 _MAGIC = b"fgE1"
@@ -26,7 +26,7 @@ class MalformedEnvelope(FederationError):
 
 
 def pack(envelope: Envelope, salt: str = "") -> bytes:
-    """An envelope as bytes; the salt makes equal envelopes of different senders different bytes."""
+    """Return an envelope as bytes; the salt makes equal envelopes of different senders differ."""
     arrays = [np.ascontiguousarray(a).reshape(np.shape(a)) for a in envelope.arrays]
     for array in arrays:
         _dtype(str(array.dtype))
@@ -40,13 +40,13 @@ def pack(envelope: Envelope, salt: str = "") -> bytes:
     if salt:
         header["salt"] = salt
     head = json.dumps(header, separators=(",", ":")).encode()
-    # A flat view of bytes exists for every type and for no elements; a memoryview does not.
+    # Every dtype has a flat view as bytes, also with no elements; not every one has a memoryview.
     values = [a.reshape(-1).view(np.uint8).data if a.size else b"" for a in arrays]
     return b"".join([_PREFIX.pack(_MAGIC, len(head)), head, *blobs.values(), *values])
 
 
 def unpack(data: bytes) -> Envelope:
-    """The envelope that was packed. Nothing in the bytes is trusted, and nothing is executed."""
+    """Return the envelope that was packed. The bytes are not trusted, and nothing is executed."""
     if len(data) < _PREFIX.size:
         raise MalformedEnvelope("The message is empty.")
     magic, head = _PREFIX.unpack_from(data)
@@ -74,7 +74,7 @@ def unpack(data: bytes) -> Envelope:
     for dtype, shape in shapes:
         size = _bytes(dtype, shape)
         values = np.frombuffer(data, np.uint8, size, start)
-        # Copied, because the bytes lie at any offset and a computation wants them aligned.
+        # Copied because the bytes may start at any offset, and computations need them aligned.
         arrays.append(values.copy().view(dtype).reshape(shape))
         start += size
     return Envelope(kind, contents, tuple(arrays))

@@ -1,4 +1,4 @@
-"""What a site allows to be done with its data. The node asks before anything runs."""
+"""Policies: what a site allows with its data. The node checks each program when it arrives."""
 
 import math
 import tomllib
@@ -13,7 +13,7 @@ from fedgrad.federation.protocol.signing import is_signed
 from fedgrad.federation.protocol.stage_program import PLATFORMS, StageProgram
 
 # Functions of host libraries that programs may call by name: linear algebra, random bits, markers.
-# Not among them is what calls back into Python, or brings its own kernel.
+# Functions that call back into Python or bring their own kernel are not among them.
 CUSTOM_CALLS = (
     "lapack_*",
     "cusolver_*",
@@ -37,20 +37,25 @@ CUSTOM_CALLS = (
 
 
 class Refusal(Exception):
-    """The policy says no; the message says why."""
+    """The policy refuses; the message gives the reason."""
 
 
 @known_fields
 @dataclass(frozen=True)
 class Policy:
-    """What a site allows. `Policy()` allows nothing: name programs, or whose programs.
+    """Rules of a site. `Policy()` allows nothing: name the programs, or the operators who sign
+    them.
 
-    `programs`: digests of the stages that may run. `operators`: public keys (Ed25519, PEM) whose
-    holders may run what they sign. `anything`: whatever is asked, for trying out on data that are
-    nobody's. `minimum_cohort`: the fewest clients a sum may be announced to go over.
-    `maximum_bytes`: of the arrays of one message, in each direction. `maximum_size`: scalars of one
-    array that leaves the node. `maximum_memory`: bytes kept between messages. `platforms`: on what
-    it may run. `custom_calls`: patterns of host functions that code may call.
+    Args:
+        programs: Digests of the stages that may run.
+        operators: Public keys (Ed25519, PEM) whose holders may run the programs they sign.
+        anything: Whether to allow every program. Only for trials on data that need no protection.
+        minimum_cohort: The fewest clients that the server may announce for a sum.
+        maximum_bytes: The maximum size of the arrays of one message, in each direction.
+        maximum_size: The maximum number of scalars of one array that leaves the node.
+        maximum_memory: The maximum number of bytes kept between messages.
+        platforms: The platforms on which programs may run.
+        custom_calls: Patterns of the host functions that programs may call.
     """
 
     programs: frozenset[str] = frozenset()
@@ -65,7 +70,7 @@ class Policy:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """A policy from a TOML file with these names; `operators` are paths of PEM files."""
+        """Read a policy from a TOML file with these names; `operators` are paths of PEM files."""
         path = Path(path)
         try:
             given = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -91,7 +96,7 @@ class Policy:
         return cls(operators=tuple(key.read_bytes() for key in keys), **settings)
 
     def check_program(self, program: StageProgram, signature: bytes, platform: str) -> None:
-        """Refuse a program that may not run here at all."""
+        """Refuse a program that must not run here at all."""
         if not self._allows(program.digest, signature):
             raise Refusal(
                 f"program {program.digest} ({program.name}) is not on the list of allowed programs"
@@ -119,7 +124,7 @@ class Policy:
         self.check_memory(size(program.outputs[program.summed :]))
 
     def check_cohort(self, clients: int) -> None:
-        """Refuse a sum over few."""
+        """Refuse a sum over too few clients."""
         if clients < self.minimum_cohort:
             raise Refusal(
                 f"the sum would be over {clients} clients, at least {self.minimum_cohort} have to "
@@ -127,14 +132,14 @@ class Policy:
             )
 
     def check_bytes(self, count: int, way: str) -> None:
-        """Refuse large messages."""
+        """Refuse a message that is too large."""
         if count > self.maximum_bytes:
             raise Refusal(
                 f"{count} bytes would be {way} in one message, at most {self.maximum_bytes} may"
             )
 
     def check_memory(self, count: int) -> None:
-        """Refuse to keep much."""
+        """Refuse to keep too many bytes."""
         if count > self.maximum_memory:
             raise Refusal(f"{count} bytes would be kept, at most {self.maximum_memory} may")
 
@@ -145,5 +150,5 @@ class Policy:
 
 
 def size(avals: Sequence[Any]) -> int:
-    """Bytes of arrays of these shapes and dtypes."""
+    """Return the total bytes of arrays of these shapes and dtypes."""
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in avals)

@@ -1,4 +1,4 @@
-"""The operator's signature on programs, by which sites allow them without knowing each digest."""
+"""Operator signatures on programs, by which sites allow them without listing each digest."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from fedgrad.core.errors import ArgumentError, needs
 
 
 def make_keys() -> tuple[bytes, bytes]:
-    """A new Ed25519 pair: (private key as PEM, for the operator; public key as PEM, for sites)."""
+    """Create an Ed25519 key pair as PEM: (private key for the operator, public key for sites)."""
     _, serialization, ed25519 = _cryptography()
     private = ed25519.Ed25519PrivateKey.generate()
     secret = private.private_bytes(
@@ -21,7 +21,7 @@ def make_keys() -> tuple[bytes, bytes]:
 
 
 def sign(private_key: bytes, digest: str) -> bytes:
-    """The operator's signature on a program."""
+    """Return the operator's signature on a program."""
     _, serialization, ed25519 = _cryptography()
     try:
         key = serialization.load_pem_private_key(private_key, password=None)
@@ -33,7 +33,7 @@ def sign(private_key: bytes, digest: str) -> bytes:
 
 
 def is_signed(public_key: bytes, digest: str, signature: bytes) -> bool:
-    """Is this the signature of the holder of that key on this program?"""
+    """Return whether the holder of a key has signed this program."""
     exceptions, serialization, ed25519 = _cryptography()
     key = serialization.load_pem_public_key(public_key)
     if not isinstance(key, ed25519.Ed25519PublicKey):
@@ -46,7 +46,7 @@ def is_signed(public_key: bytes, digest: str, signature: bytes) -> bool:
 
 
 def _message(digest: str) -> bytes:
-    # The prefix keeps a signature from meaning something else elsewhere.
+    # The prefix keeps the signature from being valid in any other context.
     return b"fedgrad program " + digest.encode()
 
 

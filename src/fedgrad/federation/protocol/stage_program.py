@@ -1,4 +1,4 @@
-"""What a node runs in one round: code, what may leave of its results, what it may be run on."""
+"""Stage programs, which nodes run: code, which results may leave, and the sources of inputs."""
 
 import functools
 import hashlib
@@ -13,11 +13,11 @@ from typing import Any
 import jax
 from jax import export
 
-from fedgrad.federation.protocol.declared import Declared
-from fedgrad.federation.protocol.errors import FederationError
+from fedgrad.federation.protocol.federation_errors import FederationError
+from fedgrad.federation.protocol.provenance.declarations import Declared
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-# Where code leaves the device: calls by name, and the queues that it shares with its host.
+# Where code leaves the device: calls by name, and queues that it shares with its host.
 _OUTSIDE = re.compile(
     r'custom_call\s*@"?([\w.$]+)|call_target_name\s*=\s*"([^"]*)"'
     r"|stablehlo\.(infeed|outfeed|send|recv)\b"
@@ -28,14 +28,15 @@ _compiling = threading.Lock()
 
 @dataclass(frozen=True)
 class StageProgram:
-    """What a node runs in one round.
+    """The program that a node runs for one stage in a round.
 
-    Its first `sent` inputs come from the server, the others are the client's own, from where it is
-    `declared`. Its first `summed` outputs go to the server to be summed, the others stay on the
-    node. The digest covers all of that, so who allows a digest allows exactly this use of it.
+    Its first `sent` inputs come from the server; the others are the client's own, from the sources
+    in `declared`. Its first `summed` outputs go to the server to be summed; the others stay on the
+    node. The digest covers all of that. The client's own arrays are declared by position, so
+    allowing a digest allows this use of whichever arrays are at these positions.
     """
 
-    name: str  # for people
+    name: str  # for display only
     sent: int
     summed: int
     declared: Declared
@@ -50,7 +51,7 @@ class StageProgram:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the content: the name under which programs are allowed, sent and cached."""
+        """SHA-256 of the content, under which programs are allowed, sent and cached."""
         return hashlib.sha256(self.content).hexdigest()
 
     @functools.cached_property
@@ -59,7 +60,7 @@ class StageProgram:
         return export.deserialize(bytearray(self.module))
 
     def compile(self) -> Callable[..., list[Any]]:
-        """The function, compiled for this process once."""
+        """Return the function, compiled once in this process."""
         with _compiling:
             return self._compiled
 
@@ -69,12 +70,12 @@ class StageProgram:
 
     @property
     def text(self) -> str:
-        """The StableHLO, to be read before it is allowed."""
+        """The StableHLO text, for review before it is allowed."""
         return self.exported.mlir_module()
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """Shapes and dtypes of the inputs; of keys, of their data."""
+        """Shapes and dtypes of the inputs; PRNG keys count as their key data."""
         return self.exported.in_avals
 
     @property
@@ -84,12 +85,12 @@ class StageProgram:
 
     @property
     def custom_calls(self) -> set[str]:
-        """What the code uses of its host, such as functions of libraries, by name."""
+        """Names of what the code uses of its host, such as library functions."""
         return {name for found in _OUTSIDE.findall(self.text) for name in found if name}
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The client's own data that the program is of, directly or by results of others."""
+        """The client's own data that the program reads, directly or through earlier results."""
         return self.declared.roots
 
     def __str__(self) -> str:
@@ -99,14 +100,14 @@ class StageProgram:
 
 
 def read_program(content: bytes) -> StageProgram:
-    """The program that these bytes are; one object for all nodes of a process that have it."""
+    """Return the program of these bytes; nodes of one process share a single object."""
     digest = hashlib.sha256(content).hexdigest()
     program = _in_use.get(digest)
     return program if program is not None else _in_use.setdefault(digest, _read(content))
 
 
 def _read(content: bytes) -> StageProgram:
-    # They come from outside: nothing in them is believed.
+    # The bytes come from outside and are not trusted.
     head, _, module = content.partition(b"\n")
     try:
         fields = json.loads(head)
@@ -122,11 +123,11 @@ def _read(content: bytes) -> StageProgram:
         sent, summed = len(program.inputs), len(program.outputs)
     except (FederationError, ImportError):
         raise
-    except Exception as error:  # whatever a deserialiser raises on bytes that are not a program
+    except Exception as error:  # deserializers raise anything on bytes that are no program
         raise FederationError(f"the bytes are not a program ({type(error).__name__})") from None
     sound = 0 <= program.sent <= sent and 0 <= program.summed <= summed
     sound &= program.declared.takes(sent - program.sent)
-    if not sound or program.content != content:  # what is digested is all there is
+    if not sound or program.content != content:  # the digest must cover everything
         raise FederationError("the program's header does not fit its code")
     return program
 

@@ -1,4 +1,4 @@
-"""Attention, as `torch.nn.functional.scaled_dot_product_attention` has it."""
+"""Attention, as in `torch.nn.functional.scaled_dot_product_attention`."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,8 @@ def _attention(
     enable_gqa: bool = False,
     noise: Key | None = None,
 ) -> Any:
-    """(..., to, feature) by (..., from, feature): each a mean of values, weighted by a softmax."""
+    """Attend from queries (..., to, feature) to keys (..., from, feature): each output is a mean of
+    values, weighted by a softmax."""
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key, value = (jnp.repeat(x, times, axis=-3) for x in (key, value))
@@ -36,7 +37,7 @@ def _attention(
         scores = jnp.where(attn_mask, scores, -jnp.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    if attn_mask is not None:  # what may look at nothing, such as a padding, is 0 and not NaN
+    if attn_mask is not None:  # fully masked rows, such as padding, are 0 instead of NaN
         some = jnp.max(scores, -1, keepdims=True) > -jnp.inf
         weights = jnp.where(some, jax.nn.softmax(jnp.where(some, scores, 0), -1), 0)
     else:

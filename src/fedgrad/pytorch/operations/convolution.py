@@ -1,4 +1,4 @@
-"""Convolutions, as `lax.conv_general_dilated`: what executors have a fast rule for."""
+"""Convolutions as `lax.conv_general_dilated`, for which the executors have a fast rule."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ Sizes = int | Sequence[int]
 
 
 def each(value: Sizes, axes: int) -> tuple[int, ...]:
-    """A number for every axis: one stands for all."""
+    """Return one number per axis; a single number is repeated."""
     given = (value,) if isinstance(value, int) else tuple(value)
     return given * axes if len(given) == 1 else given
 
@@ -30,7 +30,7 @@ def _conv(
         edges = [(span // 2, span - span // 2) for span in spans]
     else:
         edges = [(p, p) for p in each(0 if isinstance(padding, str) else padding, axes)]
-    if x.ndim == axes + 1:  # an image that is no batch
+    if x.ndim == axes + 1:  # a single image without a batch axis
         return _conv(x[None], weight, bias, stride, padding, dilation, groups)[0]
     out = lax.conv_general_dilated(
         x,
@@ -53,7 +53,8 @@ def _transposed(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Any:
-    """The derivative of a convolution by its image, written as a convolution."""
+    """Compute a transposed convolution, the derivative of a convolution with respect to its image,
+    as a convolution."""
     axes = weight.ndim - 2
     gaps = each(dilation, axes)
     edges = [

@@ -1,4 +1,4 @@
-"""Matrix products, and rows of tables."""
+"""Matrix products and embeddings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from fedgrad.pytorch.operations.shapes import taken
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """An affine map of the last axis; a row of the weight for each output."""
+    """Apply an affine map to the last axis; the weight has one row per output."""
     out = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
     return out if bias is None else out + bias
 
@@ -23,7 +23,7 @@ def _added(bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Any:
 
 
 def rows(table: Any, indices: Any, padding_idx: int | None = -1) -> Any:
-    """A row for each index, NaN where there is none; that of the padding is never trained."""
+    """Look up one row per index, NaN where it is out of range; the padding row is never trained."""
     found = taken(table, indices, 0)
     if padding_idx is None or padding_idx < 0:
         return found
@@ -57,7 +57,8 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[Any, ...]:
-    """Sum, mean or maximum of the rows of each bag: where a bag begins is told."""
+    """Return the sum, mean or maximum of the rows of each bag. `offsets` are the starts of the
+    bags."""
     _require_plain(scale_grad_by_freq)
     bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
     begins = jnp.zeros(indices.shape, jnp.int32).at[offsets[:bags]].add(1, mode="drop")
@@ -68,7 +69,7 @@ def _embedding_bag(
         counted = jnp.where(indices == padding_idx, 0, counted)
     if per_sample_weights is not None:
         found = found * per_sample_weights[:, None]
-    if mode == 2:  # the sum of what is the largest, of which equal ones have a part each
+    if mode == 2:  # the maximum as a mean over the largest, so that ties share the gradient
         seen = jnp.where(counted[:, None] > 0, lax.stop_gradient(found), -jnp.inf)
         counted = seen == jax.ops.segment_max(seen, bag, bags)[bag]
         found = jnp.where(counted, found, 0)
@@ -87,8 +88,10 @@ def _bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _similarity(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    of_x, of_y = (jnp.maximum(norm(one, dim=dim), eps) for one in (x, y))
-    return jnp.sum(x * y, dim) / (of_x * of_y)
+    of_x, of_y = (norm(one, dim=dim, keepdim=True) for one in (x, y))
+    # A length below eps counts as eps; its derivative is PyTorch's, that of the length itself.
+    of_x, of_y = (n + lax.stop_gradient(jnp.maximum(n, eps) - n) for n in (of_x, of_y))
+    return jnp.sum((x / of_x) * (y / of_y), dim)
 
 
 def _distance(x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
@@ -96,7 +99,7 @@ def _distance(x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool =
 
 
 def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
-    """Directions times lengths: a length for each place along an axis."""
+    """Compute direction times length, with one length per index along the axis `dim`."""
     others = [axis for axis in range(v.ndim) if axis != dim % v.ndim]
     return v * (g / norm(v, dim=others, keepdim=True))
 
@@ -118,5 +121,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mv.default": jnp.matmul,
     "outer.default": jnp.outer,
     "pairwise_distance.default": _distance,
-    "vdot.default": jnp.matmul,
+    "vdot.default": jnp.vdot,
+}
+
+PRODUCTS = OPERATIONS.keys() - {
+    *("_weight_norm.default", "cosine_similarity.default", "embedding_bag.padding_idx"),
+    "pairwise_distance.default",
 }

@@ -1,4 +1,4 @@
-"""Losses that a module computes itself: of each example, or their mean or sum, as it asks for."""
+"""Losses that a module computes itself: per example, or reduced to their mean or sum."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedgrad.pytorch.operations.pointwise import absolute
 from fedgrad.pytorch.operations.shapes import places_of, taken
 
-MEAN, SUM = 1, 2  # how PyTorch writes what becomes of the losses; 0 is nothing
+MEAN, SUM = 1, 2  # PyTorch's codes for the reduction of losses; 0 is none
 
 
 def _reduced(losses: Any, reduction: int, total: Any = None) -> Any:
@@ -18,27 +18,23 @@ def _reduced(losses: Any, reduction: int, total: Any = None) -> Any:
     if reduction == MEAN and total is None:
         return jnp.mean(losses)
     if reduction == MEAN:
-        return _sum(losses) / total  # the quotient has room, where the sum of halves has none
+        return jnp.sum(losses) / total
     return losses
-
-
-def _sum(x: Any) -> Any:
-    """In float32 at least."""
-    return jnp.sum(x, dtype=jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _of_classes(
     x: Any, target: Any, weight: Any = None, reduction: int = MEAN, ignore_index: int = -100
 ) -> tuple[Any, Any]:
-    """What is minus the number of the right class; a mean counts by the weights of classes."""
+    """Return the negative log-likelihood of the target class, given log-probabilities, and the
+    total weight. A mean is weighted by the weights of the classes."""
     axis = 0 if x.ndim == 1 else 1
     counts = target != ignore_index
     places = jnp.where(counts, target, 0)
-    at = jnp.expand_dims(places_of(x, places, axis), axis)  # what is no class has a loss of NaN
+    at = jnp.expand_dims(places_of(x, places, axis), axis)  # out of range: NaN
     found = -jnp.squeeze(jnp.take_along_axis(x, at, axis), axis)
     weights = jnp.ones(places.shape, x.dtype) if weight is None else taken(weight, places, 0)
     weights = jnp.where(counts, weights, 0)
-    total = _sum(weights)
+    total = jnp.sum(weights)
     return _reduced(jnp.where(counts, found * weights, 0), reduction, total), total
 
 
@@ -69,7 +65,7 @@ def _of_logits(
 
 
 def _xlogy(x: Any, y: Any) -> Any:
-    """x * log(y), which is 0 where x is."""
+    """Compute x * log(y), which is 0 where x is 0."""
     none = (x == 0) & ((y <= 0) | jnp.isinf(y))
     return jnp.where(none, 0, x * jnp.log(jnp.where(none, 1, y)))
 

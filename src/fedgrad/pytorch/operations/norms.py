@@ -1,4 +1,4 @@
-"""Normalisations: each example by itself, or by statistics that are fixed."""
+"""Normalizations: per example, or by fixed statistics."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,8 +8,8 @@ from jax import lax
 
 
 def _normal(x: Any, axes: tuple[int, ...], eps: float) -> Any:
-    centred = x - jnp.mean(x, axes, keepdims=True)
-    return centred * lax.rsqrt(jnp.mean(centred * centred, axes, keepdims=True) + eps)
+    centered = x - jnp.mean(x, axes, keepdims=True)
+    return centered * lax.rsqrt(jnp.mean(centered * centered, axes, keepdims=True) + eps)
 
 
 def _affine(x: Any, weight: Any, bias: Any) -> Any:
@@ -69,7 +69,7 @@ def _instance_norm(
 def _batch_norm(
     x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
 ) -> tuple[Any, ...]:
-    """By statistics that training does not change: those of a batch are refused (../modules.py)."""
+    """Normalize by fixed statistics. Those of a batch are refused (../reading.py)."""
     mean, variance = (_of_channels(p, x) for p in (running_mean, running_var))
     normal = (x - mean) * lax.rsqrt(variance + eps)
     return (_affine(normal, *(_of_channels(p, x) for p in (weight, bias))),)

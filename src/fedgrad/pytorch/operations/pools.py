@@ -1,7 +1,7 @@
-"""Pools, as shifted slices: their derivatives are fast in the loops of clients too.
+"""Pooling by shifted slices, whose derivatives are fast in loops over clients, too.
 
-So they are in tasks/layers.py. PyTorch's differ in where they begin and end, and of equal largest
-numbers the first alone has a derivative.
+tasks/layers.py does the same. PyTorch's pools differ in where windows begin and end, and among
+equal maxima only the first one gets the derivative.
 """
 
 import functools
@@ -19,7 +19,7 @@ from fedgrad.pytorch.operations.convolution import Sizes, each
 def _ends(
     space: Sequence[int], window: Sizes, stride: Sizes, padding: Sizes, gaps: Sizes, ceil: bool
 ) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Of each axis (window, stride, gap, padding before, padding after, places)."""
+    """Yield (window, stride, dilation, padding before, padding after, windows) for each axis."""
     axes = len(space)
     stride = stride if isinstance(stride, int) or stride else window
     for n, k, s, p, d in zip(
@@ -35,7 +35,7 @@ def _ends(
 
 
 def _windows(x: Any, ends: Sequence[tuple[int, ...]], fill: float) -> Iterator[Any]:
-    """Slices of the last axes, one for each place in a window."""
+    """Yield slices of the last axes, one for each position inside a window."""
     edges = [(0, 0)] * (x.ndim - len(ends)) + [(before, after) for *_, before, after, _ in ends]
     if any(map(any, edges)):
         x = jnp.pad(x, edges, constant_values=fill)
@@ -67,7 +67,7 @@ def _max_pool(axes: int) -> Callable[..., Any]:
 
 
 def _first_largest(a: Any, b: Any) -> Any:
-    return jnp.where((b <= a) | (a != a), a, b)  # what is no number stays
+    return jnp.where((b <= a) | (a != a), a, b)  # NaN propagates
 
 
 def _avg_pool(axes: int) -> Callable[..., Any]:
@@ -85,7 +85,7 @@ def _avg_pool(axes: int) -> Callable[..., Any]:
         total = functools.reduce(jnp.add, _windows(x, ends, 0))
         counts = [_count(n, end, count_include_pad) for n, end in zip(space, ends, strict=True)]
         size = functools.reduce(np.multiply.outer, counts)
-        if divisor_override or (size == size.flat[0]).all():  # one number: nothing to capture
+        if divisor_override or (size == size.flat[0]).all():  # a scalar: captures no array
             return total / (divisor_override or float(size.flat[0]))
         return total / jnp.asarray(size, x.dtype)
 
@@ -93,7 +93,7 @@ def _avg_pool(axes: int) -> Callable[..., Any]:
 
 
 def _count(n: int, end: tuple[int, ...], with_padding: bool) -> Any:
-    """Along one axis, how many numbers each window has that count."""
+    """Return the number of elements that count in each window along one axis."""
     window, stride, _, before, _, places = end
     starts = np.arange(places) * stride - before
     low, high = (-before, n + before) if with_padding else (0, n)
@@ -101,7 +101,8 @@ def _count(n: int, end: tuple[int, ...], with_padding: bool) -> Any:
 
 
 def _adaptive(axes: int, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Along each axis by itself: so many windows that cover it, as equal as can be."""
+    """Return a pool that covers each axis separately by `output_size` windows, as equal as
+    possible."""
 
     def pool(x: Any, output_size: Sizes) -> Any:
         for axis, wanted in reversed([*zip(range(-axes, 0), each(output_size, axes), strict=True)]):
@@ -116,7 +117,8 @@ def _adaptive(axes: int, fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_of_largest(x: Any, axis: int, keepdims: bool) -> Any:
-    """The last axis comes first: so it is the first in the order of rows and columns."""
+    """Return the maximum along an axis. The last axis is reduced first, so that among equal maxima
+    the first in row-major order gets the derivative."""
     first = jnp.argmax(x, axis, keepdims=True)
     places = jnp.arange(x.shape[axis]).reshape(-1, *[1] * (-1 - axis))
     return jnp.sum(jnp.where(places == first, x, 0), axis, keepdims=keepdims)
@@ -124,7 +126,7 @@ def _first_of_largest(x: Any, axis: int, keepdims: bool) -> Any:
 
 def _adaptive_max(axes: int) -> Callable[..., Any]:
     pool = _adaptive(axes, _first_of_largest)
-    return lambda x, output_size: (pool(x, output_size),)  # where they were, nobody can ask
+    return lambda x, output_size: (pool(x, output_size),)  # the indices are not returned
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

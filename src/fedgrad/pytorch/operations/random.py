@@ -1,4 +1,4 @@
-"""Operations that draw random numbers: of a key of their own each."""
+"""Random operations, each with a key of its own."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from fedgrad.core.types import Key
 
 
 def mask(noise: Key, rate: float, like: Any) -> Any:
-    """Zero where a number is dropped, which happens at this rate; the others make up for it."""
+    """Return a dropout mask: 0 with probability `rate`, otherwise 1 / (1 - rate)."""
     if rate >= 1:
         return jnp.zeros(like.shape, like.dtype)
     kept = jax.random.bernoulli(noise, jnp.asarray(1 - rate, like.dtype), like.shape)

@@ -1,7 +1,7 @@
-"""Recurrent nets: LSTM, GRU and RNN, all layers along a sequence in one scan.
+"""Recurrent nets: LSTM, GRU and RNN, with all layers in one scan along the sequence.
 
-Layers on top of each other are a chain, which one scan runs. In a bidirectional net a layer needs
-the whole of the one below: there each layer is a scan, of two chains side by side.
+Stacked layers form a chain, which one scan runs. In a bidirectional net each layer needs all
+outputs of the one below, so each layer is a scan over two chains side by side.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from fedgrad.core.types import Key
 from fedgrad.pytorch.operations.linear import linear
 from fedgrad.pytorch.operations.random import mask
 
-State = tuple[Any, ...]  # its output first
+State = tuple[Any, ...]  # the output comes first
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class _Layer:
     recurrent: Any
     input_bias: Any = None
     recurrent_bias: Any = None
-    projection: Any = None  # of the output, where it is smaller than the memory
+    projection: Any = None  # projects the output where it is smaller than the memory
 
 
-Cell = Callable[[_Layer, Any, State], State]  # what comes from the input, for its gates
+Cell = Callable[[_Layer, Any, State], State]  # (layer, input's share of the gates, state)
 
 
 def _lstm_cell(layer: _Layer, from_input: Any, state: State) -> State:
@@ -61,7 +61,7 @@ def _from_input(layer: _Layer, x: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Chain:
-    """Layers on top of each other, how each starts, and what is dropped between them."""
+    """Stacked layers, their initial states, and the dropout masks between them."""
 
     layers: Sequence[_Layer]
     starts: Sequence[State]
@@ -70,7 +70,7 @@ class _Chain:
 
 
 def _scanned(cell: Cell, chains: Sequence[_Chain]) -> tuple[list[list[State]], list[Any]]:
-    """The last states of all layers and the outputs of the top ones, of each chain."""
+    """Return, for each chain, the final states of all layers and the outputs of the top layer."""
 
     def step(states: list[list[State]], now: list[tuple[Any, Sequence[Any]]]) -> Any:
         ends, outputs = [], []
@@ -86,14 +86,14 @@ def _scanned(cell: Cell, chains: Sequence[_Chain]) -> tuple[list[list[State]], l
         return ends, outputs
 
     start = [list(chain.starts) for chain in chains]
-    # The first layer's share of the input is one product for all times.
+    # The first layer's input product is computed for all time steps at once.
     xs = [(_from_input(chain.layers[0], chain.x), chain.masks) for chain in chains]
     ends, outputs = jax.lax.scan(step, start, xs)
     return ends, outputs
 
 
 def _net(cell: Cell, arrays: int) -> Callable[..., tuple[Any, ...]]:
-    """A net of such cells, whose states are so many arrays."""
+    """Return a net of these cells, whose state consists of `arrays` arrays."""
 
     def net(
         x: Any,
@@ -110,7 +110,7 @@ def _net(cell: Cell, arrays: int) -> Callable[..., tuple[Any, ...]]:
         x = jnp.swapaxes(x, 0, 1) if batch_first else x
         hx = tuple(hx) if isinstance(hx, list | tuple) else (hx,)
         ways = 2 if bidirectional else 1
-        size = len(params) // (num_layers * ways)  # arrays of one layer in one direction
+        size = len(params) // (num_layers * ways)  # arrays per layer and direction
         layers = [
             _layer(params[i * size : (i + 1) * size], has_biases) for i in range(num_layers * ways)
         ]
@@ -150,7 +150,7 @@ def _layer(params: Sequence[Any], has_biases: bool) -> _Layer:
 
 
 def _one(cell: Cell) -> Callable[..., Any]:
-    """A cell by itself, for nets that write their own loop."""
+    """Return a single cell, for nets that write their own loop."""
 
     def step(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
         layer = _Layer(w_ih, w_hh, b_ih, b_hh)

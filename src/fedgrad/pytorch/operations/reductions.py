@@ -1,4 +1,4 @@
-"""Operations that make one number of many, or put them in relation: sums, maxima, softmax."""
+"""Reductions, and operations along an axis: sums, maxima, softmax."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Axes = int | Sequence[int] | None
 
 
 def axes(dim: Axes) -> int | tuple[int, ...] | None:
-    """The same axes as JAX names them: None, or an empty list, is all."""
+    """Convert PyTorch's axes to JAX's: None or an empty list means all."""
     return dim if dim is None or isinstance(dim, int) else tuple(dim) or None
 
 
@@ -29,7 +29,8 @@ def _whole(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _chosen(choice: Callable[..., Any]) -> Callable[..., Any]:
-    """The largest or smallest, and where: of equal ones the first alone has a derivative."""
+    """Return the largest or smallest value and its index; among ties only the first gets the
+    derivative."""
 
     def chosen(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
         where = choice(x, axis=dim, keepdims=True)
@@ -42,12 +43,13 @@ def _chosen(choice: Callable[..., Any]) -> Callable[..., Any]:
 def _variance(
     x: Any, dim: Axes = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    ddof = 1 if correction is None else correction
-    return jnp.var(x, axis=axes(dim), ddof=ddof, keepdims=keepdim)  # type: ignore[arg-type]
+    biased = jnp.var(x, axis=axes(dim), keepdims=keepdim)
+    count = jnp.asarray(x.size // biased.size, biased.dtype)
+    return biased * (count / jnp.maximum(count - (1 if correction is None else correction), 0))
 
 
 def _unbiased(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The older way to say a correction of 0 or 1."""
+    """Convert the older argument `unbiased` to a correction of 0 or 1."""
 
     def reduced(x: Any, dim: Axes = None, unbiased: bool = True, keepdim: bool = False) -> Any:
         return fun(x, dim, int(unbiased), keepdim)
@@ -56,7 +58,8 @@ def _unbiased(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _power(x: Any, exponent: float) -> Any:
-    """Of what is not negative. At zero the derivative is 0, not infinite or NaN."""
+    """Raise nonnegative numbers to a power, with derivative 0 at zero instead of infinity or
+    NaN."""
     zero = x == 0
     other = jnp.where(zero, 1, x)
     return jnp.where(zero, 0, jnp.sqrt(other) if exponent == 0.5 else other**exponent)
@@ -67,7 +70,8 @@ def _deviation(*args: Any, **how: Any) -> Any:
 
 
 def norm(x: Any, ord: Any = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Any:
-    """The norm of vectors along some axes."""
+    """Return the norm of vectors along some axes."""
+    x = absolute(x) if jnp.iscomplexobj(x) else x
     how: dict[str, Any] = {"axis": axes(dim), "keepdims": keepdim}
     if ord == 2:
         return _power(jnp.sum(x * x, **how), 0.5)
@@ -85,6 +89,8 @@ def _softmax(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cumsum(x: Any, dim: int, dtype: Any = None) -> Any:
+    whole = not jnp.issubdtype(x.dtype, jnp.inexact)
+    dtype = jax.dtypes.canonicalize_dtype("int64") if whole and dtype is None else dtype
     return jnp.cumsum(x if dtype is None else x.astype(dtype), axis=dim)
 
 

@@ -1,4 +1,4 @@
-"""Operations that move numbers, choose some of them, or make new ones. Sizes may be symbols."""
+"""Operations that move, select or create numbers. Sizes may be symbolic."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-END = 2**63 - 1  # what PyTorch writes for "to the end"
+END = 2**63 - 1  # PyTorch's value for "to the end"
 
 
 def _expand(x: Any, size: Sequence[Any], implicit: bool = False) -> Any:
@@ -29,7 +29,7 @@ def _end(end: Any) -> Any:
 
 
 def _along(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
-    """The index of one axis as that of all."""
+    """Return an index into all axes for an index along one axis."""
     return (*[slice(None)] * (dim % x.ndim), index)
 
 
@@ -59,18 +59,20 @@ def _repeat(x: Any, repeats: Sequence[Any]) -> Any:
 
 
 def places_of(x: Any, indices: Any, dim: int) -> Any:
-    """The indices along an axis; one below 0 is no place, and does not count from the end."""
+    """Return indices along an axis, where negative ones are out of range instead of counting from
+    the end."""
     return jnp.where(indices < 0, x.shape[dim], indices)
 
 
 def taken(x: Any, indices: Any, dim: int) -> Any:
-    """What is at these places along an axis. Where there is none, which PyTorch refuses, it is NaN,
-    or of whole numbers, which have no NaN, the least there is (of unsigned ones the largest)."""
+    """Take elements along an axis. Where an index is out of range, which PyTorch refuses, the
+    result is NaN, or for integers, which have no NaN, the smallest value (for unsigned ones the
+    largest)."""
     return jnp.take(x, places_of(x, indices, dim), axis=dim)
 
 
 def _gather(x: Any, dim: int, index: Any, **_: Any) -> Any:
-    """Along one axis by places; along the others the first ones, for which there are places."""
+    """Gather along one axis; the other axes are cut to the size of `index`."""
     for axis in range(x.ndim):
         if axis != dim % x.ndim:
             x = _slice(x, axis, 0, index.shape[axis])
@@ -79,14 +81,16 @@ def _gather(x: Any, dim: int, index: Any, **_: Any) -> Any:
 
 def _index(x: Any, indices: Sequence[Any]) -> Any:
     at = tuple(slice(None) if i is None else i for i in indices)
-    return x.at[at].get(mode="fill")  # NaN where there is none; JAX would take the last
+    return (
+        jnp.asarray(x).at[at].get(mode="fill")
+    )  # NaN where there is none; JAX would take the last
 
 
 _MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 def _pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
-    """The last axis comes first, two numbers each; less than none cuts off."""
+    """Pad the axes. `pad` has two numbers per axis, last axis first; negative numbers crop."""
     pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)][::-1]
     first = x.ndim - len(pairs)
     for axis, (low, high) in enumerate(pairs, first):
@@ -115,7 +119,7 @@ def _pixel_unshuffle(x: Any, downscale_factor: int) -> Any:
 
 
 def _sizes(x: Any, output_size: Any, factors: Any) -> Iterator[tuple[int, int, int, float]]:
-    """Of each axis of space (its number, places now, places wanted, places now by each wanted)."""
+    """Yield (axis, size, output size, input steps per output step) for each spatial axis."""
     for i, n in enumerate(x.shape[2:]):
         if factors is None:
             yield i + 2, n, output_size[i], n / output_size[i]
@@ -124,7 +128,7 @@ def _sizes(x: Any, output_size: Any, factors: Any) -> Iterator[tuple[int, int, i
 
 
 def _upsample_nearest(x: Any, output_size: Any, scale_factors: Any = None) -> Any:
-    """Each place takes the nearest of the image, along each axis by itself."""
+    """Upsample by the nearest neighbor, one axis at a time."""
     for axis, n, out, by in _sizes(x, output_size, scale_factors):
         at = jnp.floor(jnp.arange(out, dtype=jnp.float32) * jnp.float32(by)).astype(jnp.int32)
         x = jnp.take(x, jnp.minimum(at, n - 1), axis=axis)
@@ -134,7 +138,7 @@ def _upsample_nearest(x: Any, output_size: Any, scale_factors: Any = None) -> An
 def _upsample_linear(
     x: Any, output_size: Any, align_corners: bool, scale_factors: Any = None
 ) -> Any:
-    """Each place lies between two of the image, along each axis by itself."""
+    """Upsample by linear interpolation, one axis at a time."""
     for axis, n, out, by in _sizes(x, output_size, scale_factors):
         places = jnp.arange(out, dtype=x.dtype)
         if align_corners:
@@ -151,11 +155,11 @@ def _upsample_linear(
 def _with_slice(
     x: Any, part: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> Any:
-    return x.at[_along(x, dim, slice(start, _end(end), step))].set(part)
+    return jnp.asarray(x).at[_along(x, dim, slice(start, _end(end), step))].set(part)
 
 
 def _with_selected(x: Any, part: Any, dim: int, index: int) -> Any:
-    return x.at[_along(x, dim, index)].set(part)
+    return jnp.asarray(x).at[_along(x, dim, index)].set(part)
 
 
 def _arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **_: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Where the examples of tasks come from: files that a user names, Hugging Face, or made here."""
+"""Sources of the examples of tasks: files that a user names, Hugging Face, or generated data."""

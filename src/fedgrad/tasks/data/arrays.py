@@ -1,4 +1,4 @@
-"""npz files: arrays with one row per example, of which `client` says whose it is.
+"""npz files: arrays with one row per example, where `client` names the client of each row.
 
 Names may begin with `train_`, `test_` or `validation_`. Without `client`, the task divides them.
 """
@@ -15,14 +15,14 @@ from fedgrad.tasks.data.source import PARTS, Columns, DataError, RawClient, Sour
 
 ZIP = b"PK"
 CLIENT = ("client", "client_id")
-# A RuntimeError is what a zip with a password or with an unknown compression gives.
+# A zip with a password or an unknown compression raises RuntimeError.
 UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError,
               MemoryError)  # fmt: skip
 Divide = Callable[[Columns, str], list[np.ndarray]]
 
 
 class Arrays(Source):
-    """Examples of all clients together, by part; `divide` gives them to clients if nobody has."""
+    """Examples of all clients, by part; `divide` assigns them to clients if the data do not."""
 
     def __init__(self, parts: dict[str, dict[str, Any]], name: str, divide: Divide | None) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class Arrays(Source):
 
     @classmethod
     def file(cls, path: Path, divide: Divide | None) -> "Arrays":
-        """What an npz file holds."""
+        """Read an npz file."""
         parts: dict[str, dict[str, Any]] = {}
         try:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
@@ -70,7 +70,7 @@ class Arrays(Source):
         return cls(parts, str(path), divide)
 
     def clients(self) -> Iterator[RawClient]:
-        """One part after another, clients by name."""
+        """Yield the clients, one part after another, by name."""
         for part, columns, clients in self.parts:
             for name, rows in clients:
                 picked = {k: [v[i] for i in rows] if isinstance(v, list) else v[rows]

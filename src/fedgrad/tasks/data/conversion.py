@@ -1,4 +1,4 @@
-"""From the clients of a source to the populations of a task."""
+"""Conversion of the clients of a source to the populations of a task."""
 
 import contextlib
 import os
@@ -12,18 +12,18 @@ import numpy as np
 from fedgrad.clients.in_memory import population
 from fedgrad.clients.population import Population
 from fedgrad.tasks import split
-from fedgrad.tasks.contract import TaskError
-from fedgrad.tasks.data import prepared
+from fedgrad.tasks.data import prepared_folder
 from fedgrad.tasks.data.dataset import Asked, DataSet
 from fedgrad.tasks.data.opening import opened
 from fedgrad.tasks.data.source import Columns, DataError, Source, Tick
+from fedgrad.tasks.task_checks import TaskError
 
-HELD_OUT = 0.2  # of a client's examples, where a source does not say which are to test
+HELD_OUT = 0.2  # the test fraction of a client's examples, if a source has no split
 
 
 @dataclass(frozen=True)
 class Populations:
-    """The clients of a task, and what they are."""
+    """The clients of a task, and a description of them."""
 
     train: Population
     test: Population | None
@@ -34,15 +34,15 @@ class Populations:
 def populations(
     dataset: DataSet, data: Any, clients: int | None, validation: float, seed: int
 ) -> Populations:
-    """The clients of `data`: a file, a folder, "huggingface", or None for what is made here."""
+    """Return the clients of `data`: a file, a folder, "huggingface", or None for generated data."""
     asked = Asked(clients, validation, seed)
-    if isinstance(data, str | os.PathLike) and prepared.is_prepared(Path(data)):
+    if isinstance(data, str | os.PathLike) and prepared_folder.is_prepared(Path(data)):
         if clients is not None or validation or seed:
             raise TaskError.here(
                 f"{data} was prepared, so clients= and validation= have no effect, nor has seed=. "
                 "Give them to `fedgrad data prepare`."
             )
-        return Populations(*prepared.opened(Path(data), dataset.name), about=f"From {data}")
+        return Populations(*prepared_folder.opened(Path(data), dataset.name), about=f"From {data}")
     parts: dict[str, list[Any]] = {"train": [], "test": [], "validation": []}
     with opened(dataset, data, asked) as source:
         for part, _, examples in converted(dataset, source, asked, learned(dataset, source)):
@@ -54,7 +54,7 @@ def populations(
 
 
 def learned(dataset: DataSet, source: Source, tick: Tick | None = None) -> Any:
-    """What must be known of all training clients before one of them can be converted."""
+    """Compute what the conversion needs from all training clients, such as a vocabulary."""
     if dataset.learn is None:
         return None
 
@@ -76,7 +76,7 @@ def learned(dataset: DataSet, source: Source, tick: Tick | None = None) -> Any:
 def converted(
     dataset: DataSet, source: Source, asked: Asked, known: Any, tick: Tick | None = None
 ) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
-    """(part, client, examples) of every client that has any."""
+    """Yield (part, client, examples) of every client that has any."""
     rng = np.random.default_rng([asked.seed, 1])
     seen: dict[str, int] = {}
     given: dict[str, int] = {"train": 0}
@@ -117,7 +117,7 @@ def converted(
 
 @contextlib.contextmanager
 def _about(source: Source, client: Callable[[], str]) -> Iterator[None]:
-    """What is wrong with a client is said with its name."""
+    """Raise errors in the data of a client with its name."""
     try:
         yield
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:

@@ -1,4 +1,4 @@
-"""The data of a task: what a source must have, where to get it, and what a user asks of it."""
+"""The data of a task: the required columns, their origin, and the user's options."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.tasks.contract import TaskError
+from fedgrad.core.lossless import masked
 from fedgrad.tasks.data.source import Columns, RawClient
+from fedgrad.tasks.task_checks import TaskError
 
 HUGGING_FACE = "huggingface"
 Divide = Callable[[Columns, str, int | None, np.random.Generator], list[np.ndarray]]
@@ -15,12 +16,12 @@ Divide = Callable[[Columns, str, int | None, np.random.Generator], list[np.ndarr
 
 @dataclass(frozen=True)
 class Origin:
-    """Where to get the data."""
+    """The places to get the data from."""
 
-    tff: str  # a file of TFF's
-    leaf: str = ""  # a data set of LEAF's
-    hugging_face: str = ""  # a data set there
-    partition_by: str = ""  # its column that says whose an example is
+    tff: str  # a file of TFF
+    leaf: str = ""  # a data set of LEAF
+    hugging_face: str = ""  # a data set of Hugging Face
+    partition_by: str = ""  # its column that names the client of an example
 
     def __str__(self) -> str:
         ways = [f"{self.tff} from https://storage.googleapis.com/tff-datasets-public/{self.tff}"]
@@ -33,22 +34,25 @@ class Origin:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What a task reads. `columns`: its own names and those that they have in files. `convert`
-    makes a client's examples of them, with what `learn` found in those of all training clients.
-    `divide` gives examples to clients, where a source has none."""
+    """The description of the data that a task reads.
+
+    `columns` maps the task's names to those in files. `convert` makes a client's examples from its
+    columns, with the result of `learn` on all training clients. `divide` assigns examples to
+    clients, if a source has none.
+    """
 
     name: str
     columns: Mapping[str, tuple[str, ...]]
     convert: Callable[[Columns, Any], dict[str, np.ndarray]]
     generate: Callable[[int | None, np.random.Generator], list[RawClient]]
-    about: str  # what is generated
+    about: str  # a description of the generated data
     origin: Origin
     optional: tuple[str, ...] = ()
     learn: Callable[[Iterable[Columns]], Any] | None = None
     divide: Divide | None = None
 
     def picked(self, columns: Columns) -> Columns:
-        """A client's columns by our names, which have one entry for each example."""
+        """Return a client's columns by the task's names, with one entry per example."""
         found = {}
         sizes = {}
         for name, known in self.columns.items():
@@ -57,6 +61,8 @@ class DataSet:
                 found[name] = columns[there]
                 if not isinstance(found[name], list | np.ndarray):
                     raise ValueError(f"{there} is no list of examples, but {found[name]!r:.40}")
+                if why := masked(found[name]):
+                    raise ValueError(f"{there}{why}")
                 sizes[there] = len(found[name])
             elif name not in self.optional:
                 raise ValueError(f"has no {' nor '.join(known)}, but {', '.join(columns)}")
@@ -68,10 +74,10 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user wants of a source."""
+    """The user's options for a source."""
 
-    clients: int | None = None  # at most so many of each part
-    validation: float = 0.0  # of the training clients, set aside
+    clients: int | None = None  # the most clients of each part
+    validation: float = 0.0  # the fraction of training clients to set aside
     seed: int = 0
 
     def __post_init__(self) -> None:

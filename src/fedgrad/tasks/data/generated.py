@@ -1,15 +1,17 @@
-"""Data that are made here, for the tasks to run where no files are. They resemble the real ones in
-form only: shapes, clients that differ, something to learn."""
+"""Generated data, so that tasks run without files.
+
+They resemble the real data in form only: shapes, clients that differ, something to learn.
+"""
 
 import numpy as np
 
 from fedgrad.tasks.data.source import RawClient
 
-ROWS = 40  # examples of a client, about
+ROWS = 40  # the approximate number of examples of a client
 
 
 def characters(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """Ten characters of four strokes; every writer has a slant, a place and a pen of their own."""
+    """Generate ten characters of four strokes; writers differ in slant, offset and pen width."""
     strokes = rng.uniform(6, 22, (10, 4, 2, 2))  # class, stroke, end, coordinate
     made = []
     for i in range(clients or 50):
@@ -23,7 +25,7 @@ def characters(clients: int | None, rng: np.random.Generator) -> list[RawClient]
 
 
 def _drawn(ends: np.ndarray, pen: float) -> np.ndarray:
-    """Images of strokes, (image, stroke, end, coordinate): dark on paper."""
+    """Draw strokes (image, stroke, end, coordinate), dark on white."""
     grid = np.stack(np.meshgrid(np.arange(28), np.arange(28), indexing="ij"), -1).reshape(-1, 2)
     start = ends[:, :, None, 0]
     along = ends[:, :, None, 1] - start
@@ -36,8 +38,8 @@ def _drawn(ends: np.ndarray, pen: float) -> np.ndarray:
 
 
 def textures(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """20 classes of waves in two colours, five of a kind; each client knows two kinds."""
-    colours = rng.uniform(40, 215, (20, 2, 3))
+    """Generate 20 classes of waves in two colors, in four groups; each client has two groups."""
+    colors = rng.uniform(40, 215, (20, 2, 3))
     waves = rng.normal(0, 0.5, (100, 2))
     grid = np.stack(np.meshgrid(np.arange(32), np.arange(32), indexing="ij"), -1)
     made = []
@@ -50,7 +52,7 @@ def textures(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
                 0, 6.3, (ROWS, 1, 1)
             )
             share = (0.5 + 0.5 * np.sin(phase))[..., None]
-            first, second = (colours[labels // 5, k][:, None, None] for k in (0, 1))
+            first, second = (colors[labels // 5, k][:, None, None] for k in (0, 1))
             image = share * first + (1 - share) * second + rng.normal(0, 12, (ROWS, 32, 32, 3))
             pixels = np.clip(image, 0, 255).astype(np.uint8)
             made.append(RawClient(f"{part}-{i}", part, {"x": pixels, "y": labels}))
@@ -58,7 +60,7 @@ def textures(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
 
 
 class _Language:
-    """Words, and which of them follow which: a few likely ones after each."""
+    """A random language: each word has a few likely successors."""
 
     def __init__(self, words: int, rng: np.random.Generator) -> None:
         syllables = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
@@ -70,13 +72,13 @@ class _Language:
         self.words = np.array(list(found))
         self.follow = rng.integers(0, words, (words, 4))
 
-    def sentence(self, rng: np.random.Generator, favourites: np.ndarray) -> list[str]:
-        """5 to 15 words; now and then one of somebody's favourites."""
-        word = int(rng.choice(favourites))
+    def sentence(self, rng: np.random.Generator, favorites: np.ndarray) -> list[str]:
+        """Return 5 to 15 words, occasionally one of the `favorites`."""
+        word = int(rng.choice(favorites))
         said = [word]
         for _ in range(rng.integers(4, 15)):
             if rng.random() < 0.2:
-                word = int(rng.choice(favourites))
+                word = int(rng.choice(favorites))
             else:
                 word = int(self.follow[word, min(int(rng.exponential(1.0)), 3)])
             said.append(word)
@@ -84,13 +86,13 @@ class _Language:
 
 
 def speeches(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """Roles with favourite words of their own."""
+    """Generate roles with favorite words of their own."""
     language = _Language(120, rng)
     made = []
     for i in range(clients or 30):
-        favourites = rng.integers(0, 120, 6)
+        favorites = rng.integers(0, 120, 6)
         speech = [
-            " ".join(language.sentence(rng, favourites)).capitalize() + "."
+            " ".join(language.sentence(rng, favorites)).capitalize() + "."
             for _ in range(rng.integers(10, 30))
         ]
         made.append(RawClient(f"role-{i}", "", {"snippets": speech}))
@@ -98,7 +100,7 @@ def speeches(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
 
 
 def posts(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
-    """Users who write about a few tags of 40, each of which has favourite words."""
+    """Generate users who write about a few of 40 tags, each of which has favorite words."""
     language = _Language(800, rng)
     of_tag = rng.integers(0, 800, (40, 5))
     many = clients or 60
@@ -110,9 +112,9 @@ def posts(clients: int | None, rng: np.random.Generator) -> list[RawClient]:
             columns: dict[str, list[str]] = {"tokens": [], "tags": [], "title": []}
             for _ in range(rng.integers(ROWS // 2, 2 * ROWS)):
                 tags = rng.choice(interests, rng.integers(1, 3), replace=False)
-                favourites = of_tag[tags].ravel()
-                columns["tokens"].append(" ".join(language.sentence(rng, favourites)))
-                columns["title"].append(" ".join(language.sentence(rng, favourites)[:4]))
+                favorites = of_tag[tags].ravel()
+                columns["tokens"].append(" ".join(language.sentence(rng, favorites)))
+                columns["title"].append(" ".join(language.sentence(rng, favorites)[:4]))
                 columns["tags"].append("|".join(f"tag-{t}" for t in tags))
             made.append(RawClient(f"{part}-{i}", part, columns))
     return made

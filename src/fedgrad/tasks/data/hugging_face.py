@@ -1,4 +1,4 @@
-"""Hugging Face's data sets, partitioned by Flower's; the only file that imports either."""
+"""Data sets of Hugging Face, partitioned by Flower Datasets; the only file that imports either."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from fedgrad.tasks.data.source import DataError, RawClient, Source, part_of
 
 
 class Partitions(Source):
-    """Whatever has `load_partition(i)`, such as a `flwr_datasets.FederatedDataset`."""
+    """A source with `load_partition(i)`, such as a `flwr_datasets.FederatedDataset`."""
 
     def __init__(self, data: Any, name: str) -> None:
         self.data, self.name = data, name
         partitioners = getattr(data, "partitioners", None)
         with _reaching(name):
             if partitioners:
-                data.load_partition(0)  # until then it does not know how many there are
+                data.load_partition(0)  # only then it knows the number of partitions
                 self.total = int(next(iter(partitioners.values())).num_partitions)
             else:
                 self.total = int(getattr(data, "num_partitions", 0)) or None
@@ -25,7 +25,7 @@ class Partitions(Source):
             raise DataError.here(f"{name} does not say how many partitions it has.")
 
     def clients(self) -> Iterator[RawClient]:
-        """A client for each partition."""
+        """Yield a client for each partition."""
         assert self.total is not None
         for i in range(self.total):
             with _reaching(self.name):
@@ -35,7 +35,7 @@ class Partitions(Source):
 
 
 def by_column(name: str, column: str) -> Source:
-    """A data set with a client for each value of a column."""
+    """Return a data set with a client for each value of a column."""
     with needs(f"The data set {name!r} of Hugging Face", "huggingface"):
         from flwr_datasets import FederatedDataset
         from flwr_datasets.partitioner import NaturalIdPartitioner
@@ -44,7 +44,7 @@ def by_column(name: str, column: str) -> Source:
 
 
 def divided(name: str, divide: Divide) -> Source:
-    """A data set whose examples are nobody's yet."""
+    """Return a data set whose examples have no clients yet, divided by `divide`."""
     with needs(f"The data set {name!r} of Hugging Face", "huggingface"):
         from datasets import load_dataset
     with _reaching(name):

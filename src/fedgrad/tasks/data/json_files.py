@@ -1,4 +1,4 @@
-"""JSON: LEAF's files, objects line by line, or the examples of each client by its name."""
+"""JSON: LEAF's files, one object per line, or the examples of each client by its name."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ CLIENT = ("client_id", "client", "user_id", "user")
 
 
 class Json(Source):
-    """Clients of JSON files, all of which are read at once. Files are by the part that they are."""
+    """Clients of JSON files, which are all read at once. Each file comes with its part."""
 
     def __init__(self, files: list[tuple[str, Path]], name: str) -> None:
         self.name = name
@@ -25,14 +25,14 @@ class Json(Source):
 
     @classmethod
     def folder(cls, path: Path) -> "Json | None":
-        """LEAF's folder: JSON files, in train/ and test/ or not; None if there are none."""
+        """Read a LEAF folder: JSON files, also in train/ and test/; None if there are none."""
         files = [("", file) for file in sorted(path.glob("*.json"))]
         for part in ("train", "test"):
             files += [(part, file) for file in sorted((path / part).glob("*.json"))]
         return cls(files, str(path)) if files else None
 
     def clients(self) -> Iterator[RawClient]:
-        """In the order of the file."""
+        """Return the clients in the order of the files."""
         return iter(self.found)
 
 
@@ -47,7 +47,7 @@ def _read(path: Path) -> Any:
     except RecursionError as error:
         raise DataError.here(f"{path} is no JSON of clients: it is nested too deep.") from error
     except ValueError as error:
-        lines = text.split("\n")  # and at no other character, which may be within a text
+        lines = text.split("\n")  # splitlines would also split inside texts
         if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
             raise DataError.here(f"{path} is no JSON: {error}.") from error
     rows = []
@@ -110,5 +110,5 @@ def _of_lines(rows: list[Any], part: str, where: str) -> list[RawClient]:
 
 
 def _names(rows: list[dict[str, Any]]) -> list[str]:
-    """Of all columns. One that a row lacks has None there, which is refused if it is used."""
+    """Return the names of all columns; a row without one has None, which is refused if used."""
     return list(dict.fromkeys(name for row in rows for name in row))

@@ -1,4 +1,4 @@
-"""Which source `data=` names: by its kind, and a file by what it begins with."""
+"""Selection of the source for `data=`: by its type, and for a file by its first bytes."""
 
 import contextlib
 import functools
@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from fedgrad.tasks.contract import TaskError
 from fedgrad.tasks.data import hugging_face, tff
 from fedgrad.tasks.data.arrays import ZIP, Arrays
 from fedgrad.tasks.data.dataset import HUGGING_FACE, Asked, DataSet
 from fedgrad.tasks.data.json_files import GZIP, Json
 from fedgrad.tasks.data.source import Columns, DataError, RawClient, Source, Tick
+from fedgrad.tasks.task_checks import TaskError
 
 
 class Generated(Source):
-    """What is made here."""
+    """Generated clients."""
 
     name = "generated"
 
@@ -26,13 +26,13 @@ class Generated(Source):
         self.found, self.total = clients, len(clients)
 
     def clients(self) -> Iterator[RawClient]:
-        """In order."""
+        """Return the clients in order."""
         return iter(self.found)
 
 
 @contextlib.contextmanager
 def opened(dataset: DataSet, data: Any, asked: Asked, tick: Tick | None = None) -> Iterator[Source]:
-    """The source that `data` names. What is wrong with it is said with where to get it."""
+    """Open the source that `data` names. Errors in the data also say where to get them."""
     try:
         with contextlib.ExitStack() as stack:
             yield _source(dataset, data, asked, functools.partial(_unpacked, stack, tick))
@@ -79,11 +79,11 @@ def _unpacked(stack: contextlib.ExitStack, tick: Tick | None, path: Path) -> Pat
 
 
 def _of_file(path: Path, divide: Any, unpacked: Callable[[Path], Path]) -> Source:
-    """By what a file begins with, whatever it is called."""
+    """Return the source for a file by its first bytes, whatever its name."""
     try:
         with path.open("rb") as file:
             start = file.read(64)
-    except (OSError, ValueError) as error:  # a name may be none at all
+    except (OSError, ValueError) as error:  # ValueError: not a valid file name
         reason = getattr(error, "strerror", error)
         raise DataError.here(f"{path} cannot be opened: {reason}.") from None
     if start.startswith(tff.LZMA):

@@ -1,15 +1,15 @@
-"""What every source of clients gives, whatever it is: clients with columns, one after another."""
+"""The interface of all sources of clients: clients with columns, one after another."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedgrad.tasks.contract import TaskError
+from fedgrad.tasks.task_checks import TaskError
 
 Columns = Mapping[str, Any]  # lists or arrays, with one entry per example
-Tick = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much
-# The parts of a data set, by the names that they have in files; "" is to be cut in two.
+Tick = Callable[[str, int, int | None], None]  # (activity, done, total)
+# The parts of a data set, by their names in files; "" is split into training and test examples.
 PARTS = {
     "": "",
     "train": "train",
@@ -21,7 +21,7 @@ PARTS = {
 
 
 class DataError(TaskError):
-    """Data of a task are missing, broken, or not what the task is about."""
+    """Data of a task are missing, broken, or do not fit the task."""
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,23 @@ class RawClient:
     """A client as the source has it."""
 
     name: str
-    part: str  # train, test or validation; "": some of it to train and some to test
+    part: str  # train, test or validation; "": to be split into train and test
     columns: Columns
 
 
 class Source:
-    """Clients that can be read again and again."""
+    """Clients that can be read repeatedly."""
 
     name: str  # of the file or folder, for messages
-    total: int | None = None  # how many entries `clients` gives, if that is known
+    total: int | None = None  # the number of entries of `clients`, if known
 
     @abstractmethod
     def clients(self) -> Iterator[RawClient]:
-        """One after another, in the same order each time; a client may come once for each part."""
+        """Yield the clients, in the same order each time; a client may occur once for each part."""
 
 
 def part_of(name: Any, where: str) -> str:
-    """train, test or validation, by its name in a file."""
+    """Return train, test or validation for the name of a part in a file."""
     if not isinstance(name, str) or name not in PARTS:
         raise DataError.here(
             f"{where}: there is a part {name!r}. Known: {', '.join(filter(None, PARTS))}."

@@ -1,4 +1,4 @@
-"""TFF's data sets: sqlite files, also lzma-compressed, of serialized `tf.train.Example`s."""
+"""TFF's data sets: sqlite files, optionally lzma-compressed, of serialized `tf.train.Example`s."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
 
 
 class Sqlite(Source):
-    """A file of TFF's: the examples of clients, and how many each of them has."""
+    """A file of TFF: the examples of clients, and the number of examples of each."""
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.path, self.name = path, name or str(path)
@@ -43,7 +43,7 @@ class Sqlite(Source):
         self.total = len(self.counts)
 
     def clients(self) -> Iterator[RawClient]:
-        """In one pass; that all are whole is checked."""
+        """Yield the clients in one pass, and check that all are complete."""
         found = 0
         with self._reading() as database:
             rows = database.execute(ORDERED)
@@ -84,7 +84,7 @@ class Sqlite(Source):
 
 @contextlib.contextmanager
 def decompressed(path: Path, tick: Tick | None = None) -> Iterator[Path]:
-    """What an lzma file holds, in a temporary file for as long as it is read."""
+    """Decompress an lzma file into a temporary file, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="fedgrad-") as folder:
         out = Path(folder) / path.stem
         total = path.stat().st_size
@@ -102,7 +102,7 @@ def decompressed(path: Path, tick: Tick | None = None) -> Iterator[Path]:
 
 
 def parse_example(serialized: bytes) -> dict[str, Any]:
-    """The features of a `tf.train.Example`: arrays of numbers, or a list of bytes for each.
+    """Return the features of a `tf.train.Example`: each an array of numbers or a list of bytes.
 
     An example has features (1), which are a map (1) from names (1) to a feature (2), which is a
     list of bytes (1), floats (2) or integers (3), whose values are its field 1.
@@ -140,7 +140,7 @@ def _values(kind: int, message: memoryview) -> Any:
 
 
 def _fields(message: memoryview, only: int | None = None) -> Iterator[tuple[int, Any]]:
-    """(number, value) of each field of a message; the value is bytes or an integer."""
+    """Yield (number, value) of each field of a message; the value is bytes or an integer."""
     place = 0
     while place < len(message):
         tag, place = _varint(message, place)
@@ -182,9 +182,9 @@ def _varint(message: memoryview, place: int) -> tuple[int, int]:
 
 
 def _varints(message: memoryview) -> np.ndarray:
-    """Many numbers one after another, of an image for example: all at once."""
+    """Decode many consecutive numbers at once, such as an image."""
     raw = np.frombuffer(message, np.uint8)
-    last = raw < 0x80  # byte of its number
+    last = raw < 0x80  # the last byte of a number
     if len(raw) and not last[-1]:
         raise ValueError("it ends too early")
     first = np.flatnonzero(np.r_[True, last[:-1]])[: len(raw)]
@@ -196,8 +196,8 @@ def _varints(message: memoryview) -> np.ndarray:
 
 
 def _columns(examples: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as columns; a single value is that value, as labels and texts are. What an example lacks
-    is None, which is refused if it is used."""
+    """Return rows as columns, with single values (labels, texts) unpacked. A missing value is None,
+    which is refused if it is used."""
     names = set().union(*examples)
 
     def plain(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Executors: `reference` defines the meaning of a program, and all others agree with it."""

@@ -1,0 +1,1 @@
+"""Provenance of the inputs of client stages: declared by programs and checked by nodes."""

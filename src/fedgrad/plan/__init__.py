@@ -1,1 +1,0 @@
-"""The plan: stages, messages, what they cost and what they reveal."""

@@ -1,0 +1,1 @@
+"""The plan: stages, messages, their costs and what they reveal."""

@@ -1,0 +1,1 @@
+"""Transformations of algorithms: races, hypergradients, averaging, trials side by side."""
