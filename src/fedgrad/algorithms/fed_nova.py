@@ -19,7 +19,7 @@ from fedgrad.core.types import Hyper, Key, Params
 
 # Below so many steps times (1 - momentum), the closed form of a sum of powers is a difference of
 # numbers that are nearly the same; a series of so many terms is exact to float64 there.
-NEAR, TERMS = 0.1, 9
+NEAR, TERMS = 0.09, 9
 
 
 def _series(gap: Any, steps: jax.Array) -> jax.Array:
@@ -64,10 +64,10 @@ class PerStep:
         if decay is None:
             return steps
         with promoting():
-            near = (1 - decay) * steps < NEAR
-            far = jnp.where(near, 0.5, decay)  # where nobody divides by 0
-            closed = (steps - far * (1 - far**steps) / (1 - far)) / (1 - far)
-            return jnp.where(near, _series(1 - decay, steps), closed)
+            gap = 1 - decay
+            safe = jnp.where(gap == 0, 1, gap)
+            closed = (steps - decay * (1 - decay**steps) / safe) / safe
+            return jnp.where(gap * steps < NEAR, _series(gap, steps), closed)
 
     def training(self, loss: Loss) -> Training:
         """Return the function that does all of a client's work in a round."""
