@@ -27,9 +27,11 @@ from by_hand import (
     as_vector,
     loss,
 )
+from fedgrad.algorithms.fed_nova import PerStep
 from fedgrad.algorithms.hyper import LOOKED_AT
 from fedgrad.algorithms.optimizer import as_optimizer, in_words
 from fedgrad.algorithms.variants import ALGORITHMS
+from fedgrad.clients.examples import Examples
 from laws import EXECUTORS
 
 COHORTS = [[0, 1, 2], [3, 1, 0], [2, 3, 1]]
@@ -275,6 +277,21 @@ def test_formula(name, executor):
     if name == "fedexp":
         assert max(memory["rates"]) > 1, "both sides of its maximum are to be seen"
         assert min(memory["rates"]) < 1
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99, 0.999, 0.999999, 1.0])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_steps_with_momentum_count(momentum, dtype):
+    """FedNova's |a|, also where momentum is nearly 1: a difference of large numbers."""
+    client = ordered(fg.optimizer(optax.sgd, learning_rate=0.1, momentum=momentum), batch_size=1)
+    work, decay = PerStep(client), float(np.dtype(dtype).type(momentum))
+    for number in (1, 2, 5, 30, 400):
+        with jax.enable_x64(dtype == "float64"):
+            examples = Examples.of({"y": jnp.zeros(number)})
+            found = work.steps(examples, {"client": {"momentum": jnp.asarray(decay, dtype)}})
+            assert found.dtype == dtype
+        expected = sum(sum(decay**k for k in range(n)) for n in range(1, number + 1))
+        np.testing.assert_allclose(found, expected, rtol=2e-5 if dtype == "float32" else 1e-12)
 
 
 def test_weight_exponent():
@@ -1081,6 +1098,30 @@ MISTAKES = {
         "no argument 'momentun'.*'momentum'",
     ),
     "missing": (lambda: fg.optimizer(optax.sgd, momentum=0.9), "needs 'learning_rate'"),
+    **{
+        f"not proportional, {make.__name__}": (
+            lambda make=make: fg.optimizer(make, learning_rate={"b": 1.0, "w": 1.0}),
+            f"updates of {make.__name__} are not proportional",
+        )
+        for make in (contrib.dadapt_adamw, contrib.schedule_free_sgd, contrib.cocob)
+    },
+    "a hyperparameter of a name that is taken": (
+        lambda: fg.fed_opt(
+            loss, server=optax.sgd(1.0), client=0.1, hyper={"client": {"learning_rate": 5.0}}
+        ),
+        "'client' is a hyperparameter already",
+    ),
+    "a measurement of a name that is taken": (
+        at_round(
+            lambda: fg.fed_opt(
+                loss,
+                server=optax.sgd(1.0),
+                client=0.1,
+                measure=lambda update, examples, hyper: {"training loss": jnp.float64(7.0)},
+            )
+        ),
+        "'training loss' is measured already",
+    ),
     "not proportional": (
         lambda: fg.fed_hypergradient(loss, server_learning_rate={"b": 1.0, "w": 1.0}),
         "not proportional",

@@ -3,7 +3,7 @@
 This is the only implementation; each named algorithm (variants.py) states only how it differs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,9 @@ def fed_opt(
     ours, work = as_optimizer(server, "server"), as_work(client)
     power = {"weight_exponent": 1.0} if weighting == "power" else {}
     theirs = {"client": work.optimizer.defaults, **work.hyper}
-    defaults = {"server": ours.defaults, **theirs, **power, **hyper}
+    own = {"server": ours.defaults, **theirs, **power}
+    _require_free("hyper", hyper, own, "is a hyperparameter already")
+    defaults = {**own, **hyper}
 
     def init(params: Params, hyper: Hyper | None = None) -> ServerState:
         require_lossless(params, "The model")
@@ -139,8 +141,9 @@ def fed_opt(
         hyper = now(state, hyper)
         done = trained(work, loss, state.params, hyper, cohort, key)
         measured = measure(done.update, done.examples, done.hyper) if measure else {}
-        sums = {"model update": done.update, "training loss": done.loss, **measured}
-        got = leaving(weighting, done, sums)
+        sums = {"model update": done.update, "training loss": done.loss}
+        _require_free("measure", measured, sums, "is measured already")
+        got = leaving(weighting, done, {**sums, **measured})
         seen = {name: got[name] for name in measured}
         new = state.step(ours.build(hyper["server"]), got["model update"], **seen)
         return new, Metrics(loss=got["training loss"])
@@ -184,6 +187,12 @@ def leaving(weighting: str, done: Trained, sums: Mapping[str, Any]) -> dict[str,
             empty = jnp.nan if name == "training loss" else 0.0
             got[name] = mean(part, weights=weights, empty=empty)
     return got
+
+
+def _require_free(argument: str, names: Iterable[str], taken: Iterable[str], why: str) -> None:
+    """Refuse names that would silently replace what is there."""
+    for name in {*names} & {*taken}:
+        raise ArgumentError.here(f"fed_opt(..., {argument}=): {name!r} {why}. Give another name.")
 
 
 def now(state: ServerState, hyper: Hyper) -> Hyper:
