@@ -1027,47 +1027,6 @@ def test_the_table_of_the_papers_tasks_is_what_they_are():
         np.testing.assert_allclose(rate, task.defaults.client_learning_rate)
 
 
-@says("docs/self-tuning.md", "discount 1 and is exact, for hyperparameters that stay as they are:")
-@says(
-    "docs/self-tuning.md", "At a corner, where a round has one derivative to each side, it is that"
-)
-@says("fg.Horizon", "exact, unless one of them")
-@pytest.mark.parametrize("rate, exact", [(0.9, True), (1.0, False), (1.1, True)])
-def test_an_infinite_horizon_is_exact(rate, exact):
-    """By finite differences; tests/test_horizon.py has every server, and that one side."""
-    dog = fg.optimizer(optax.contrib.dog, learning_rate=rate, init_step=("distance", 0.1))
-    algorithm = fg.fed_opt(loss, server=dog, client=fg.local_training(0.1, shuffle=False))
-    clients, name, key = a_population(5, 6, 7), "server.learning_rate", jax.random.key(0)
-    far, judged = {"w": jnp.full(2, 3.0)}, fg.GradientCohort("same").program(loss)
-
-    def after(rate):
-        state, hyper = algorithm.init(far), fg.hyper.replace(algorithm.hyper, {name: rate})
-        for _ in range(3):
-            state, _ = algorithm.round(state, hyper, clients.everyone, key)
-        return float(judged(state.params, None, clients.everyone)[0])
-
-    options = {"optimizer": optax.set_to_zero(), "gradient_from": "same", "schedule": "serial"}
-    tuned = fg.self_tuning(algorithm, name, horizon=math.inf, **options)
-    state = tuned.init(far)
-    for _ in range(3):
-        state, metrics = tuned.round(state, tuned.hyper, clients.everyone, key)
-    expected = (after(rate + 1e-5) - after(rate - 1e-5)) / 2e-5
-    assert np.isclose(metrics.hypergradient[name], expected, rtol=1e-6, atol=0) == exact
-
-
-@says("docs/algorithms.md", "schedule or a factor that asks for more is refused before anything")
-@says("docs/algorithms.md", "in a round that is called with it, the model and the loss are NaN.")
-def test_more_work_than_there_is_room_for():
-    """tests/test_algorithms.py has every way to ask for it."""
-    algorithm = fg.fed_avg(loss, fg.local_training(epochs=lambda t: 1 + t % 3))
-    more, clients = algorithm.starting({"epochs": 4}), a_population(5, 6, 7)
-    with pytest.raises(fg.ArgumentError, match=r"'epochs' asks for 4, but .* at most 3"):
-        train(clients, more)
-    args = algorithm.init(PARAMS), more.hyper, clients.everyone, jax.random.key(0)
-    state, metrics = algorithm.round(*args)
-    assert np.isnan(state.params["w"]).all() and np.isnan(metrics.loss)
-
-
 @says("docs/experiments.md", "- **Fewer than eight seeds** can never give that, so with them it is")
 def test_fewer_than_eight_seeds_decide_nothing():
     assert [least_p(n, 4) < LEVEL for n in (7, 8)] == [False, True]
