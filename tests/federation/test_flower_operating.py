@@ -395,7 +395,7 @@ def test_stock_app(environment, tmp_path):
         ("flwr", "flower.engine", "pip install 'fedgrad[flower]'"),
         ("flwr", "flower.driver", "pip install 'fedgrad[flower]'"),
         ("flwr", "flower.stock", "pip install 'fedgrad[flower]'"),
-        ("flwr", "flower.self_tuning", "pip install 'fedgrad[flower]'"),
+        ("flwr", "flower.strategy", "pip install 'fedgrad[flower]'"),
         ("flwr", "flower.torch_client", "pip install 'fedgrad[flower]'"),
         ("torch", "flower.torch_client", "pip install 'fedgrad[torch]'"),
         ("flwr.supernode.fleet_http_client", "flower.fleet", "written against flwr 1.41"),
@@ -427,5 +427,5 @@ def test_only_these_files_import_flower():
             names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if any(name.split(".")[0] == "flwr" for name in names):
                 importing.add(path.relative_to(folder).as_posix())
-    flower = {"engine", "internals", "stock", "derivatives", "self_tuning"}
+    flower = {"engine", "internals", "stock", "derivatives", "strategy"}
     assert importing == {f"federation/flower/{name}.py" for name in flower}

@@ -597,13 +597,13 @@ ENDED = """
 import os, signal, sys
 from fedgrad.cli import data_command
 from fedgrad.cli.dispatch import main
-prepare = data.prepare
+prepare = data_command.prepare
 def ended(*args, tick, **more):
     def end(what, done, total):
         if done == 4:
             os.kill(os.getpid(), signal.SIGTERM)
     return prepare(*args, tick=end, **more)
-data.prepare = ended
+data_command.prepare = ended
 sys.exit(main(["data", "prepare", "emnist", "--from", sys.argv[1], "--out", sys.argv[2]]))
 """
 

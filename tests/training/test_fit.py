@@ -676,3 +676,15 @@ def test_no_rounds():
         assert result.hyper == LINE.hyper
     with pytest.raises(fg.ArgumentError, match="rounds=0: nothing is trained"):
         train(rounds=0)
+
+
+def test_a_column_is_widened_without_the_memory_behind_it():
+    """Unused room holds whatever was in memory, such as a signaling NaN: cast, it would warn."""
+    history = fg.History()
+    history.record(1, {"loss": np.float32(0.5)})
+    signaling = np.frombuffer(np.uint32([0x7F800001] * 64).tobytes(), np.float32).copy()
+    signaling[0] = 0.5
+    history._columns["loss"]._values = signaling
+    history._columns["loss"]._rounds = np.resize(history._columns["loss"].rounds, 64)
+    history.record(2, {"loss": np.float64(1 / 3)})
+    assert history["loss"].tolist() == [0.5, 1 / 3]

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedgrad.core import lossless
 from fedgrad.core.errors import known_arguments
-from fedgrad.core.lossless import masked
 from fedgrad.tasks.task_checks import TaskError
 
 
@@ -160,7 +160,7 @@ def by_column(values: Any) -> list[np.ndarray]:
 @known_arguments()
 def divide(examples: Any, parts: list[np.ndarray]) -> list[Any]:
     """Return each client's examples (of a pytree with one row for each), for `fg.population`."""
-    if why := masked(examples):
+    if why := lossless.masked(examples):
         raise TaskError.here(f"Examples{why}")
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(examples)]
     if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
@@ -237,7 +237,7 @@ def _parts(owner: np.ndarray, clients: int) -> list[np.ndarray]:
 
 
 def _array(x: Any, what: str) -> np.ndarray:
-    if why := masked(x):
+    if why := lossless.masked(x):
         raise TaskError.here(f"{what}{why}")
     return np.asarray(x)
 

@@ -159,7 +159,9 @@ class _Column:
                 f"{self._values.dtype} before. Some of these integers are too large for a float, "
                 "which both would have to be. Give floats, or integers, in every round."
             )
-        self._values = self._values.astype(dtype, copy=False)
+        wider = np.zeros(self._values.shape, dtype)  # what is beyond the size is no number yet
+        wider[: self._size] = self._values[: self._size]
+        self._values = wider
 
 
 def _fits(values: np.ndarray, dtype: np.dtype[Any]) -> bool:
