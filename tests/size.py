@@ -32,7 +32,7 @@ BUDGETS: dict[str, int] = {
     "reports": 1433,
     "show": 1444,
     "tasks": 1990,
-    "training": 3044,
+    "training": 3046,
     "tuning": 1669,
 }
 
