@@ -1,7 +1,7 @@
 """Settings of the whole suite: double precision, nothing promoted unseen, quick compilation; and
 which cases `make test` leaves to `make test-all` (the mark `full`).
 
-A law is never left out, only cases of it: products of executors and programs are taken by turns.
+What starts processes or browsers is left out whole; of other laws some cases are, by turns.
 """
 
 import gc
@@ -66,27 +66,25 @@ QUICK_PAGES = {"README", "programs", "plans", "algorithms"}
 
 
 def leave_to_full(items):
-    """Mark cases as `full`: those of whole files, and executors but `local` but by turns."""
+    """Mark cases as `full`: all of some files and most pages; and where a law has several cases on
+    several executors, each case but on `local` and, by turns, on one of the others."""
     from laws import EXECUTORS  # which imports fedgrad: after JAX was set up
 
-    turns = {}
+    others = [name for name in EXECUTORS if name != "local"]
+    laws = {}
     for item in items:
-        if any(part in item.path.as_posix() for part in FULL_FILES):
+        case = getattr(item, "callspec", None)
+        page = item.name.startswith("test_page[") and case.id not in QUICK_PAGES
+        if page or any(part in item.path.as_posix() for part in FULL_FILES):
             item.add_marker(pytest.mark.full)
-        values = item.callspec.params if hasattr(item, "callspec") else {}
-        if item.name.startswith("test_page[") and item.callspec.id not in QUICK_PAGES:
-            item.add_marker(pytest.mark.full)
-        where = next((e for e in values if e == "executor"), None)
-        if where is None:
+        if case is None or "executor" not in case.params or len(case.params) < 2:
             continue
-        parts = item.callspec.id.split("-")
-        others = [name for name in EXECUTORS if name != "local"]
-        name = next((part for part in parts if part in EXECUTORS), "local")
-        if name == "local" or len(values) < 2:
+        parts = case.id.split("-")
+        name = next((part for part in parts if part in others), None)
+        if name is None:
             continue
-        rest = tuple(part for part in parts if part != name)
-        group = turns.setdefault(item.function.__qualname__, {})
-        turn = group.setdefault(rest, len(group)) + len(turns)
+        law, cases = laws.setdefault(item.nodeid.partition("[")[0], (len(laws), {}))
+        turn = law + cases.setdefault(tuple(p for p in parts if p != name), len(cases))
         if others[turn % len(others)] != name:
             item.add_marker(pytest.mark.full)
 

@@ -94,14 +94,14 @@ def pulled_cond(
 
 
 def _captured(branches: Sequence[Branch], operands: list[Any]) -> list[Any]:
-    """What branches use besides their operands of what somebody is tracing: of a program around
-    the one that is differentiated."""
+    """Return the traced values that branches capture from an outer program, besides their
+    operands."""
     jaxprs = [jax.make_jaxpr(branch)(operands) for branch in branches]
     return list({id(c): c for jaxpr in jaxprs for c in jaxpr.consts if _traced(c)}.values())
 
 
 def _explicit(branch: Branch, operands: list[Any], captured: list[Any]) -> Branch:
-    """The same branch, which is given behind its operands what it has captured."""
+    """Return the branch as a function of its operands followed by its captured values."""
     jaxpr = jax.make_jaxpr(branch)(operands)
 
     def explicit(xs: list[Any]) -> list[Any]:

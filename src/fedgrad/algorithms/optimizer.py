@@ -163,7 +163,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def widened(tree: Any) -> Any:
-    """The tree in nothing narrower than float32, in which optimizers compute."""
+    """Return the tree with half precision as float32, in which optimizers and averages compute."""
 
     def one(leaf: Any) -> Any:
         dtype = jnp.result_type(leaf)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedgrad.algorithms.algorithm import Algorithm, last_of
+from fedgrad.algorithms.optimizer import widened
 from fedgrad.algorithms.wrapped import wrapped
 from fedgrad.core.errors import ArgumentError, known_arguments
-from fedgrad.core.primitives import accumulator
 from fedgrad.core.types import Hyper, Params, State
 
 POWER = 7.0
@@ -69,7 +69,7 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
 
     def init(params: Params, hyper: Hyper | None = None) -> AveragedState:
         inner = algorithm.init(params, hyper)
-        return AveragedState(inner, _wide(last_of(inner)), jnp.int32(0))
+        return AveragedState(inner, widened(last_of(inner)), jnp.int32(0))
 
     def round(state: AveragedState, hyper: Hyper, *args: Any, **more: Any) -> Any:
         inner, *rest = algorithm.round(state.inner, hyper, *args, **more)
@@ -90,7 +90,7 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
         old, new = last_of(state.inner), last_of(inner)
         same = all(map(np.array_equal, jax.tree.leaves(old), jax.tree.leaves(new)))
         # Training continues from another model, as after a rollback: restart the average.
-        average = state.average if same else _wide(new)
+        average = state.average if same else widened(new)
         return replace(state, inner=inner, average=average)
 
     return replace(
@@ -100,7 +100,3 @@ def averaged(algorithm: Algorithm, power: float = POWER) -> Algorithm:
         before_round=None if algorithm.before_round is None else before_round,
         settings={**algorithm.settings, "average": f"of late models, power {power:g}"},
     )
-
-
-def _wide(params: Params) -> Params:
-    return jax.tree.map(lambda x: x.astype(accumulator(x)), params)

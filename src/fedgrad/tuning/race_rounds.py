@@ -54,7 +54,6 @@ class Race:
         if self.held_out is not None:
             require_rule("fg.race", self.held_out)
         require_whole("batch_size", self.batch_size)
-        self.cohorts  # noqa: B018  (refuses candidates that cannot share theirs)
 
     @property
     def loss(self) -> Loss:

@@ -155,7 +155,7 @@ def in_halves(name: str, fun: Callable[..., Any], dtype: Any, is_long: bool) -> 
                 raise NotImplementedError(_WIDER)
             return fun(*args, **kwargs)
         if called in MOVES:
-            return _moved(fun, *args, **kwargs)
+            return _move_halves(fun, *args, **kwargs)
         if called in PLACES:
             args, kwargs = _with((args, kwargs), Long.place)
             return fun(*args, **kwargs)
@@ -216,8 +216,8 @@ def _with(tree: Any, to: Callable[[Long], Any]) -> Any:
     )
 
 
-def _moved(fun: Callable[..., Any], first: Any, *args: Any, **kwargs: Any) -> Any:
-    """By halves, if it is the first argument that has them: the others are places."""
+def _move_halves(fun: Callable[..., Any], first: Any, *args: Any, **kwargs: Any) -> Any:
+    """Move each half alike if the first argument has halves; the other arguments are indices."""
     args, kwargs = _with((args, kwargs), Long.place)
     numbers = first if isinstance(first, list) else [first]
     if not any(map(_is_long, numbers)):

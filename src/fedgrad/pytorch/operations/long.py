@@ -205,7 +205,7 @@ def divided(x: Any, y: Any, floor: bool) -> tuple[Long, Long]:
 
 
 def _below(x: Long, y: Long) -> Any:
-    """Of sizes: 2^63 is the largest, and no negative number."""
+    """Return whether x < y as unsigned numbers, so that the size 2^63 is no negative number."""
     high = _bits(x.high), _bits(y.high)
     return (high[0] < high[1]) | ((high[0] == high[1]) & (x.low < y.low))
 

@@ -65,7 +65,7 @@ def _left(x: Any, by: Any) -> Any:
 
 
 def _right(x: Any, by: Any) -> Any:
-    """Of a negative number, the bits that come in are ones."""
+    """Shift right; a negative number is filled with ones."""
     most = jnp.iinfo(x.dtype).bits - 1
     found = jnp.right_shift(x, jnp.where(_within(x, by), by, most).astype(x.dtype))
     return jnp.where(_within(x, by) | (x < 0), found, 0)
@@ -107,7 +107,7 @@ def _sgn(x: Any) -> Any:
 
 
 def _angle(x: Any) -> Any:
-    """Of a real number 0 or pi; its derivative is 0 there, and of a complex one at 0."""
+    """Return the angle: 0 or pi of a real number. Its derivative is 0 there, and at a complex 0."""
     if not jnp.iscomplexobj(x):
         return jnp.where(x < 0, jnp.pi, jnp.where(x != x, x, 0 * jax.lax.stop_gradient(x)))
     zero = x == 0
